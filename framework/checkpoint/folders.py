@@ -1,0 +1,210 @@
+"""Where one checkpoint is being written: a local folder, or a place behind an fsspec URL. No torch.
+
+Both keep one rule: the manifest comes last. Locally everything is written beside the checkpoints in a temporary folder,
+which is renamed when it is complete; behind a URL there is no rename, and a folder without a manifest is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from framework.base.errors import CheckpointError
+from framework.base.files import fsync_folder, write_atomic
+from framework.checkpoint.manifest import MANIFEST, Manifest, step_name
+
+TEMPORARY = ".tmp-"
+TRASH = ".trash-"
+ABANDONED_S = 3600.0
+"""A process of another host, whom we cannot ask, counts as gone after writing nothing for so long."""
+
+
+class Attempt(Protocol):
+    """One try at writing one checkpoint, shared by all its ranks."""
+
+    def begin(self, rank: int) -> None:
+        """Be there for the other ranks to see, from now until `end`."""
+        ...
+
+    def end(self, rank: int) -> None: ...
+
+    def create(self, name: str) -> BinaryIO: ...
+
+    def close(self, file: BinaryIO) -> None:
+        """Close, with the content safe."""
+        ...
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a small file so that nobody sees half of it."""
+        ...
+
+    def get(self, name: str) -> bytes | None: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def take_over(self, folder: str, name: str) -> None:
+        """Have file `name` of the complete checkpoint `folder` in this one as well."""
+        ...
+
+    def working(self, ranks: list[int]) -> bool:
+        """Whether a process that writes for one of `ranks` may still be alive."""
+        ...
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make it a checkpoint."""
+        ...
+
+
+def open_attempt(root: str, step: int, name: str) -> Attempt:
+    """`root` is an absolute folder or a URL; `name` is the same for all ranks of one try and of no other try."""
+    return RemoteAttempt(root, step) if "://" in root else LocalAttempt(Path(root), step, name)
+
+
+class LocalAttempt:
+    """A temporary folder beside the checkpoints. Raises OSError where the disk does."""
+
+    def __init__(self, root: Path, step: int, name: str) -> None:
+        self.name = name
+        self.final = root / step_name(step)
+        self.folder = root / f"{TEMPORARY}{step_name(step)}-{name}"
+
+    def begin(self, rank: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._mark(rank).write_text(json.dumps(owner(os.getpid())))
+
+    def end(self, rank: int) -> None:
+        self._mark(rank).unlink(missing_ok=True)
+
+    def create(self, name: str) -> BinaryIO:
+        return cast(BinaryIO, open(self.folder / name, "wb", buffering=0))
+
+    def close(self, file: BinaryIO) -> None:
+        os.fsync(file.fileno())
+        file.close()
+
+    def put(self, name: str, content: bytes) -> None:
+        write_atomic(self.folder / name, content)
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def take_over(self, folder: str, name: str) -> None:
+        source, target = self.final.parent / folder / name, self.folder / name
+        try:
+            os.link(source, target)
+        except PermissionError:  # a file system without hard links
+            shutil.copyfile(source, target)
+
+    def working(self, ranks: list[int]) -> bool:
+        return any(is_working(self._mark(rank)) for rank in ranks)
+
+    def publish(self, manifest: Manifest) -> None:
+        self.put(MANIFEST, manifest.encode())  # flushes the folder as well
+        if self.final.exists():
+            discard(self.final)  # the same step, written again after a restart from an earlier one
+        try:
+            os.rename(self.folder, self.final)
+        except FileNotFoundError:
+            # A sweep that found the manifest may have done the rename for us.
+            if Manifest.decode((self.final / MANIFEST).read_bytes(), str(self.final)).attempt != self.name:
+                raise
+        fsync_folder(self.final.parent)
+
+    def _mark(self, rank: int) -> Path:
+        return self.folder / f"rank_{rank:05d}.writing"
+
+
+class RemoteAttempt:
+    """A folder behind an fsspec URL: files first, the manifest last."""
+
+    def __init__(self, root: str, step: int) -> None:
+        self.files, path = filesystem(root)
+        self.root, self.folder = path, f"{path}/{step_name(step)}"
+
+    def begin(self, rank: int) -> None:
+        self.files.makedirs(self.folder, exist_ok=True)
+        if rank == 0 and self.get(MANIFEST) is not None:
+            self.remove(MANIFEST)  # the same step, written again: from here on it is incomplete
+
+    def end(self, rank: int) -> None: ...
+
+    def create(self, name: str) -> BinaryIO:
+        return self.files.open(f"{self.folder}/{name}", "wb")
+
+    def close(self, file: BinaryIO) -> None:
+        file.close()
+
+    def put(self, name: str, content: bytes) -> None:
+        self.files.pipe_file(f"{self.folder}/{name}", content)
+
+    def get(self, name: str) -> bytes | None:
+        self.files.invalidate_cache()
+        try:
+            return self.files.cat_file(f"{self.folder}/{name}")
+        except FileNotFoundError:
+            return None
+
+    def remove(self, name: str) -> None:
+        if self.files.exists(f"{self.folder}/{name}"):
+            self.files.rm_file(f"{self.folder}/{name}")
+
+    def take_over(self, folder: str, name: str) -> None:
+        self.files.cp_file(f"{self.root}/{folder}/{name}", f"{self.folder}/{name}")
+
+    def working(self, ranks: list[int]) -> bool:
+        return True  # nobody can be asked: the time limit decides
+
+    def publish(self, manifest: Manifest) -> None:
+        self.put(MANIFEST, manifest.encode())
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL and the path in it. Raises CheckpointError where fsspec or its driver is not there."""
+    try:
+        import fsspec
+
+        files, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise CheckpointError(url, str(error), "a URL that fsspec can open", "install the driver of that URL, or use a local folder") from error
+    return files, path.rstrip("/")
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder so that at no time a part of it looks like the whole."""
+    trash = folder.with_name(f"{TRASH}{folder.name.lstrip('.')}-{uuid.uuid4().hex[:8]}")
+    os.rename(folder, trash)
+    shutil.rmtree(trash, ignore_errors=True)  # what is left of it goes with the next sweep
+
+
+def owner(pid: int) -> dict[str, Any]:
+    """Who a process is, so that its number given to another process later is not taken for it."""
+    with open(f"/proc/{pid}/stat") as stat:
+        start = stat.read().rpartition(")")[2].split()[19]
+    return {"host": f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}", "pid": pid, "start": start}
+
+
+def is_working(mark: Path) -> bool:
+    """Whether the process that left `mark` is alive; on another host: whether anything beside the mark changed lately."""
+    try:
+        given = json.loads(mark.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    if given["host"] == owner(os.getpid())["host"]:
+        try:
+            return owner(given["pid"]) == given
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    latest = max((path.stat().st_mtime for path in mark.parent.iterdir()), default=0.0)
+    return time.time() - latest < ABANDONED_S

@@ -1,0 +1,156 @@
+"""The format on disk: names of folders and files, the layout of a safetensors file, and the manifest. No torch, no I/O.
+
+A checkpoint is a folder step_00000010/ with
+- manifest.json: written last; a folder without it is not a checkpoint
+- rank_00000.safetensors: the trained part of a rank, each shard one flat tensor
+- weights_00000.safetensors: parameters that are not trained; later folders hold the same file as a hard link
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import xxhash
+
+from framework.base.errors import CheckpointError
+from framework.checkpoint.shards import ITEM_BYTES, Piece, Shard, from_row, to_row
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+FROZEN = "weight"
+"""The kind of parameters that are not trained: they lie in a file of their own, written once."""
+
+
+def step_name(step: int) -> str:
+    """10 -> 'step_00000010'."""
+    return f"step_{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """'step_00000010' -> 10; None for any other name."""
+    found = re.fullmatch(r"step_(\d{8,})", name)
+    return int(found[1]) if found else None
+
+
+def weights_name(rank: int) -> str:
+    """The file of parameters that are not trained."""
+    return f"weights_{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """One file to be written: `header`, then the `nbytes` bytes that lie from `start` on in the host memory.
+
+    `members` are indices into the state's shards, in the order of the file; `shards` are those shards as rows.
+    """
+
+    name: str
+    header: str
+    start: int
+    nbytes: int
+    members: list[int]
+    shards: list[list[Any]]
+    shapes: dict[str, list[int]]
+
+
+def arrange(shards: Sequence[Shard], rank: int) -> tuple[FilePlan, ...]:
+    """Lay shards out in this rank's files: the trained part, then what is not trained, if any.
+
+    Larger items come first within a file, so that every tensor is aligned to its own item size.
+    """
+    plans, start = [], 0
+    for name, frozen in ((f"rank_{rank:05d}.safetensors", False), (weights_name(rank), True)):
+        members = [at for at, shard in enumerate(shards) if (shard.kind == FROZEN) == frozen and shard.length > 0]
+        if members or not frozen:
+            members.sort(key=lambda at: -ITEM_BYTES[shards[at].dtype])
+            plans.append(_plan(name, start, members, [shards[at] for at in members]))
+            start = -(-(start + plans[-1].nbytes) // 64) * 64
+    return tuple(plans)
+
+
+def _plan(name: str, start: int, members: list[int], shards: list[Shard]) -> FilePlan:
+    entries: dict[str, Any] = {}
+    end = 0
+    for shard in shards:
+        assert shard.key not in entries, f"two shards are called {shard.key}"
+        entries[shard.key] = {"dtype": shard.dtype, "shape": [shard.length], "data_offsets": [end, end + shard.nbytes]}
+        end += shard.nbytes
+    text = json.dumps(entries, separators=(",", ":"))
+    text += " " * (-len(text.encode()) % 8)  # the format wants the data to begin at a multiple of 8
+    shapes = {shard.logical.name: list(shard.logical.shape) for shard in shards}
+    return FilePlan(name, text, start, end, members, [to_row(shard) for shard in shards], shapes)
+
+
+def encode_header(text: str) -> bytes:
+    """Length (8 bytes, little-endian) and JSON: the begin of a safetensors file."""
+    data = text.encode()
+    return len(data).to_bytes(8, "little") + data
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a complete checkpoint, `size` bytes long. The tensors of `shards` lie one after the other from byte `data_start` on."""
+
+    name: str
+    size: int
+    xxh3_128: str
+    data_start: int
+    shards: list[list[Any]]
+    shapes: dict[str, list[int]]
+
+    def pieces(self) -> list[Piece]:
+        """What the file holds; a piece's `key` is the tensor's name in it."""
+        shards = [from_row(row, self.shapes) for row in self.shards]
+        return [Piece(self.name, shard.key, shard) for shard in shards]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete checkpoint consists of. `local` holds the local state of each rank that wrote it."""
+
+    step: int
+    attempt: str
+    files: list[File]
+    small: dict[str, Any] = field(default_factory=dict)
+    local: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def encode(self) -> bytes:
+        body = asdict(self)
+        return json.dumps({"format": FORMAT, "xxh3_128": _digest(body), **body}).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, content: bytes, where: str) -> Manifest:
+        """Raises CheckpointError where the content is damaged or of a newer format; `where` is the path for the letter."""
+        try:
+            body = json.loads(content)
+            version, digest = body.pop("format"), body.pop("xxh3_128")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(where, f"unreadable: {error}", "a JSON manifest", "take an older checkpoint") from error
+        if version != FORMAT:
+            raise CheckpointError(where, f"format {version}", f"format {FORMAT}", "read it with the version of framework that wrote it")
+        if digest != _digest(body):
+            raise CheckpointError(where, "content that does not match its own checksum", f"xxh3_128 {digest}", "take an older checkpoint")
+        return cls(**{**body, "files": [File(**file) for file in body["files"]]})
+
+
+def part(files: Iterable[File], attempt: str, local: dict[str, Any]) -> bytes:
+    """What one rank hands to the rank that writes the manifest."""
+    return json.dumps({"attempt": attempt, "files": [asdict(file) for file in files], "local": local}).encode()
+
+
+def join(parts: Sequence[dict[str, Any]], step: int, small: dict[str, Any]) -> Manifest:
+    """The manifest of a checkpoint from the parts of all its ranks, in rank order."""
+    files = [File(**file) for entry in parts for file in entry["files"]]
+    return Manifest(step, parts[0]["attempt"], files, small, [entry["local"] for entry in parts])
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(body).encode())

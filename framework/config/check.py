@@ -1,0 +1,282 @@
+"""Settings that do not go together: one list of rules, each with its law and its remedy.
+
+A rule is a function: its name is the rule's id, its docstring is the law, and it returns None or what breaks the law.
+All run on the composed config before any process group, model or file exists. Pure; conf/README.md is generated from them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from framework.base.errors import ConfigError
+from framework.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rule looks at: a config, the number of ranks, and how many of them share a host."""
+
+    config: Config
+    ranks: int
+    ranks_per_host: int
+
+    @property
+    def data_ranks(self) -> int:
+        parallel = self.config.parallel
+        return parallel.data or max(1, self.ranks // parallel.model_ranks)
+
+    @property
+    def samples_at_once(self) -> int:
+        """Samples that all data ranks take in one micro-batch."""
+        return self.config.batch.micro_size * self.data_ranks
+
+    @property
+    def head_ranks(self) -> int:
+        """Ranks that share the heads of one attention."""
+        return self.config.parallel.tensor * self.config.parallel.context
+
+
+class Offence(NamedTuple):
+    """What breaks a law: the key, what stands there, what to write instead."""
+
+    key: str
+    got: str
+    write: str
+
+
+# key: (least, greatest) value allowed, both included; None: no limit. A key set to null is not looked at.
+RANGES: dict[str, tuple[float | None, float | None]] = {
+    "seed": (0, None), "steps": (1, None), "clip_grad_norm": (0, None), "eval.every": (-1, None), "eval.samples": (0, None),
+    "batch.global_size": (1, None), "batch.micro_size": (1, None),
+    "model.hidden_size": (1, None), "model.num_layers": (1, None), "model.num_heads": (1, None), "model.num_kv_heads": (1, None),
+    "model.head_dim": (1, None), "model.ffn_hidden_size": (1, None), "model.vocab_size": (1, None), "model.max_positions": (1, None),
+    "model.norm_eps": (0, None), "model.rope_theta": (1, None), "model.dropout": (0, 0.99), "model.init_std": (0, None),
+    "data.seq_length": (1, None), "data.val_fraction": (0, 0.9), "data.synthetic_tokens": (2, None), "data.workers": (0, None),
+    "data.prefetch": (1, None),
+    "precision.initial_scale_power": (0, 32), "precision.scale_window": (1, None), "precision.hysteresis": (1, None),
+    "precision.min_scale": (1, None),
+    "zero.reduce_bucket_size": (1, None), "zero.allgather_bucket_size": (1, None), "zero.prefetch_bucket_size": (0, None),
+    "zero.persistence_threshold": (0, None), "zero.max_live_parameters": (0, None), "zero.max_reuse_distance": (0, None),
+    "parallel.data": (1, None), "parallel.tensor": (1, None), "parallel.pipeline": (1, None), "parallel.context": (1, None),
+    "optimizer.lr": (0, None), "optimizer.weight_decay": (0, None), "optimizer.beta1": (0, 0.9999999), "optimizer.beta2": (0, 0.9999999),
+    "optimizer.eps": (0, None), "optimizer.momentum": (0, 1),
+    "schedule.warmup_steps": (0, None), "schedule.total_steps": (1, None), "schedule.min_ratio": (0, 1), "schedule.decay_steps": (0, None),
+    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.threads": (1, None), "launch.timeout": (1, None),
+}  # fmt: skip
+
+
+def value_at(config: Any, key: str) -> Any:
+    """The value at a dotted key."""
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def check(config: Config, ranks: int, ranks_per_host: int) -> None:
+    """Raise the ConfigError of the first rule that `config` breaks on `ranks` processes, `ranks_per_host` of them on each host."""
+    for key, (least, greatest) in RANGES.items():
+        value = value_at(config, key)
+        if value is None or ((least is None or value >= least) and (greatest is None or value <= greatest)):
+            continue
+        raise ConfigError(key, value, f"{least} or more" if greatest is None else f"{least} to {greatest}")
+    case = Case(config, ranks, ranks_per_host)
+    for rule in RULES:
+        offence = rule(case)
+        if offence is not None:
+            raise ConfigError(f"{offence.key}  [{rule.__name__}]", offence.got, str(rule.__doc__), offence.write)
+
+
+def name(case: Case) -> Offence | None:
+    """the name is one folder below output_root: letters, digits, dot, dash, underscore"""
+    given = case.config.name
+    if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", given):
+        return None
+    return Offence("name", repr(given), "name=run")
+
+
+def world(case: Case) -> Offence | None:
+    """the number of ranks is data x tensor x pipeline x context"""
+    p = case.config.parallel
+    if case.ranks == case.data_ranks * p.model_ranks:
+        return None
+    axes = f"data {p.data or 'null'} x tensor {p.tensor} x pipeline {p.pipeline} x context {p.context}"
+    return Offence("parallel", f"{case.ranks} ranks for {axes}", "parallel.data=null, and degrees whose product divides the ranks")
+
+
+def global_batch(case: Case) -> Offence | None:
+    """batch.global_size = batch.micro_size x data ranks x accumulation steps, a whole number of them"""
+    batch, at_once = case.config.batch, case.samples_at_once
+    if batch.global_size % at_once == 0:
+        return None
+    steps = batch.global_size / at_once
+    got = f"global {batch.global_size}, micro {batch.micro_size} x data {case.data_ranks} x accumulation {steps:.3g}"
+    return Offence("batch.global_size", got, f"batch.global_size={max(1, round(steps)) * at_once}")
+
+
+def half_weights_stage0(case: Case) -> Offence | None:
+    """half weights (precision=fp16|bf16) accumulate gradients in fp32, which DeepSpeed offers from ZeRO stage 1 on"""
+    precision = case.config.precision
+    if not precision.half_weights or case.config.zero.stage > 0 or case.config.engine == "plain":
+        return None
+    return Offence("precision", f"{precision.dtype} weights with zero.stage 0", f"zero=stage1, or precision={precision.dtype}_autocast")
+
+
+def autocast_fp32(case: Case) -> Offence | None:
+    """autocast needs a half type to cast to"""
+    if not case.config.precision.autocast or case.config.precision.dtype != "fp32":
+        return None
+    return Offence("precision.autocast", "true with precision.dtype fp32", "precision=fp32, or precision=bf16_autocast")
+
+
+def fp16_autocast_stage(case: Case) -> Offence | None:
+    """fp16_autocast is offered at ZeRO stage 0 only: at other stages DeepSpeed does not scale its loss"""
+    precision, zero = case.config.precision, case.config.zero
+    if not (precision.autocast and precision.dtype == "fp16" and zero.stage > 0):
+        return None
+    return Offence("precision", f"fp16_autocast with zero.stage {zero.stage}", "zero=stage0, or precision=fp16")
+
+
+def pipeline_zero(case: Case) -> Offence | None:
+    """pipeline stages keep whole gradients: ZeRO stage 0 or 1"""
+    stages, zero = case.config.parallel.pipeline, case.config.zero
+    if stages == 1 or zero.stage <= 1:
+        return None
+    return Offence("zero.stage", f"{zero.stage} with parallel.pipeline {stages}", "zero=stage1")
+
+
+def offload_stage(case: Case) -> Offence | None:
+    """offload moves what ZeRO has divided: stage 1, 2 or 3"""
+    zero = case.config.zero
+    if zero.offload == "none" or zero.stage > 0:
+        return None
+    return Offence("zero.offload", f"{zero.offload} with zero.stage 0", "zero=stage2_offload, or zero.offload=none")
+
+
+def pipeline_blocks(case: Case) -> Offence | None:
+    """every pipeline stage holds at least one block"""
+    stages, blocks = case.config.parallel.pipeline, case.config.model.num_layers
+    if stages <= blocks:
+        return None
+    return Offence("parallel.pipeline", f"{stages} stages for {blocks} blocks", f"parallel.pipeline={blocks} or fewer")
+
+
+def tensor_host(case: Case) -> Offence | None:
+    """a tensor group stays inside one host"""
+    tensor = case.config.parallel.tensor
+    if tensor == 1 or case.ranks_per_host % tensor == 0:
+        return None
+    got = f"{tensor} with {case.ranks_per_host} ranks per host"
+    return Offence("parallel.tensor", got, "a degree that divides the ranks per host")
+
+
+def heads(case: Case) -> Offence | None:
+    """query heads divide over tensor x context"""
+    model, degree = case.config.model, case.head_ranks
+    if model.num_heads % degree == 0:
+        return None
+    return Offence("model.num_heads", f"{model.num_heads} heads over {degree} tensor x context ranks", "degrees that divide the heads")
+
+
+def kv_heads(case: Case) -> Offence | None:
+    """key/value heads divide the query heads, and divide tensor x context or are divided by it"""
+    model, degree = case.config.model, case.head_ranks
+    fits = model.num_heads % model.kv_heads == 0 and (model.kv_heads % degree == 0 or degree % model.kv_heads == 0)
+    if fits:
+        return None
+    got = f"{model.kv_heads} for {model.num_heads} query heads over {degree} tensor x context ranks"
+    return Offence("model.num_kv_heads", got, "a common divisor")
+
+
+def head_width(case: Case) -> Offence | None:
+    """hidden_size divides into num_heads unless head_dim is given, and a rotary head has an even width"""
+    model = case.config.model
+    divides = model.head_dim is not None or model.hidden_size % model.num_heads == 0
+    if divides and (model.position != "rope" or model.head_width % 2 == 0):
+        return None
+    got = f"{model.hidden_size} over {model.num_heads} heads, head_dim {model.head_dim}"
+    return Offence("model.hidden_size", got, "a multiple of 2 x num_heads")
+
+
+def ffn_width(case: Case) -> Offence | None:
+    """the feed-forward width divides over the tensor ranks"""
+    width, tensor = case.config.model.ffn_hidden_size, case.config.parallel.tensor
+    if width % tensor == 0:
+        return None
+    return Offence("model.ffn_hidden_size", f"{width} over tensor {tensor}", "a multiple of parallel.tensor")
+
+
+def vocabulary(case: Case) -> Offence | None:
+    """every tensor rank holds at least one row of the vocabulary"""
+    rows, tensor = case.config.model.vocab_size, case.config.parallel.tensor
+    if rows >= tensor:
+        return None
+    return Offence("model.vocab_size", f"{rows} rows over tensor {tensor}", "a smaller parallel.tensor")
+
+
+def sequence(case: Case) -> Offence | None:
+    """the sequence divides over the context ranks"""
+    length, context = case.config.data.seq_length, case.config.parallel.context
+    if length % context == 0:
+        return None
+    return Offence("data.seq_length", f"{length} over context {context}", "a multiple of parallel.context")
+
+
+def positions(case: Case) -> Offence | None:
+    """a sample is no longer than the model's longest sequence"""
+    length, longest = case.config.data.seq_length, case.config.model.max_positions
+    if length <= longest:
+        return None
+    return Offence("data.seq_length", f"{length} with model.max_positions {longest}", f"model.max_positions={length}")
+
+
+def files(case: Case) -> Offence | None:
+    """data=tokens reads data.files, and the other kinds build their own"""
+    data = case.config.data
+    if (data.kind == "tokens") == bool(data.files) and (data.kind == "tokens" or not data.val_files):
+        return None
+    got = f"{[*data.files, *data.val_files]} with data.kind {data.kind}"
+    return Offence("data.files", got, "data=tokens data.files=[PATH_WITHOUT_SUFFIX]")
+
+
+def schedule_length(case: Case) -> Offence | None:
+    """warm-up and decay fit into schedule.total_steps"""
+    s = case.config.schedule
+    if s.warmup_steps + s.decay_steps <= s.total_steps:
+        return None
+    got = f"{s.warmup_steps} + decay {s.decay_steps}, total {s.total_steps}"
+    return Offence("schedule.warmup_steps", got, "a shorter warm-up or decay")
+
+
+def wsd_decay(case: Case) -> Offence | None:
+    """decay_steps is the length of wsd's decay, and of no other schedule's"""
+    s = case.config.schedule
+    if (s.name == "wsd") == (s.decay_steps > 0):
+        return None
+    return Offence("schedule.decay_steps", f"{s.decay_steps} with schedule.name {s.name}", "schedule=wsd schedule.decay_steps=N")
+
+
+def plain_engine(case: Case) -> Offence | None:
+    """engine=plain is one process in fp32 without ZeRO"""
+    c = case.config
+    if c.engine != "plain" or (case.ranks == 1 and c.precision.dtype == "fp32" and c.zero.stage == 0):
+        return None
+    got = f"plain on {case.ranks} ranks, precision {c.precision.dtype}, zero.stage {c.zero.stage}"
+    return Offence("engine", got, "engine=deepspeed")
+
+
+def sample_text(case: Case) -> Offence | None:
+    """a printed sample needs ids that become text"""
+    monitor = case.config.monitor
+    if monitor.sample_tokens == 0 or case.config.data.text != "none":
+        return None
+    return Offence("monitor.sample_tokens", f"{monitor.sample_tokens} with data.text none", "monitor.sample_tokens=0")
+
+
+RULES: tuple[Callable[[Case], Offence | None], ...] = (
+    name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, offload_stage,
+    pipeline_blocks, tensor_host, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
+    schedule_length, wsd_decay, plain_engine, sample_text,
+)  # fmt: skip

@@ -1,0 +1,206 @@
+"""From command-line words to one frozen Config: the only file that sees Hydra's and OmegaConf's objects.
+
+    words -> Hydra composes conf/ and recipes/ into a typed OmegaConf tree -> plain dict -> frozen dataclasses
+
+Whatever Hydra or OmegaConf refuses becomes a ConfigError, a letter that names the key and the choices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from framework.base.errors import ConfigError
+from framework.config.schema import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+
+C = TypeVar("C")
+
+
+def compose(words: Sequence[str], conf: Path = CONF, extra: Path | None = None) -> Config:
+    """The Config that `words` (Hydra overrides such as `recipe=tiny zero=stage1 steps=5`) stand for.
+
+    `extra` is one more folder to search for group files (Hydra's --config-dir).
+    Raises ConfigError for an unknown key, choice or type, and for a word that Hydra cannot parse.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    register()
+    search = [] if extra is None else [f"hydra.searchpath=[file://{extra.resolve()}]"]
+    try:
+        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+            tree = hydra.compose("config", overrides=[*words, *search])
+        plain = OmegaConf.to_container(tree, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _letter(error, words) from None
+    return build(Config, typing.cast("Mapping[str, Any]", plain))
+
+
+def register() -> None:
+    """Store the typed twin of Config under the name that conf/config.yaml lists first."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=_twin(Config))
+
+
+def _twin(cls: type) -> type:
+    """A mutable copy of a settings class in the types that OmegaConf knows (a frozen class becomes a read-only node there)."""
+    fields = []
+    for name, kind, spec in settings(cls):
+        if dataclasses.is_dataclass(kind):
+            twin = _twin(typing.cast("type", kind))
+            fields.append((name, twin, dataclasses.field(default_factory=twin)))
+        elif isinstance(spec.default, tuple):
+            fields.append((name, list[str], dataclasses.field(default_factory=lambda value=spec.default: list(value))))
+        else:
+            fields.append((name, _omega_type(kind), dataclasses.field(default=spec.default)))
+    return dataclasses.make_dataclass(cls.__name__, fields)
+
+
+def _omega_type(kind: Any) -> Any:
+    if typing.get_origin(kind) is typing.Literal:
+        return type(typing.get_args(kind)[0])
+    if isinstance(kind, types.UnionType):
+        return typing.Optional[next(k for k in typing.get_args(kind) if k is not type(None))]  # noqa: UP045 (OmegaConf's spelling)
+    return kind
+
+
+def settings(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    """(name, resolved type, field) of each field of a settings class."""
+    hints = typing.get_type_hints(cls)
+    for spec in dataclasses.fields(cls):
+        yield spec.name, hints[spec.name], spec
+
+
+def leaves(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    """(dotted key, resolved type, field) of every single setting below a settings class."""
+    for name, kind, spec in settings(cls):
+        if dataclasses.is_dataclass(kind):
+            yield from leaves(typing.cast("type", kind), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", kind, spec
+
+
+def build(cls: type[C], values: Mapping[str, Any], prefix: str = "") -> C:
+    """A frozen settings object from a plain mapping; keys that are missing keep their defaults.
+
+    Raises ConfigError for a key that the class does not have and for a value of another type or outside the choices.
+    """
+    known = {name: kind for name, kind, _ in settings(cls)}
+    for key in values:
+        if key not in known:
+            raise unknown_key(f"{prefix}{key}", known)
+    parts = {}
+    for key, value in values.items():
+        kind = known[key]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{prefix}{key}", repr(value), "a block of settings", f"{prefix}{key}.NAME: VALUE")
+            parts[key] = build(typing.cast("type", kind), value, f"{prefix}{key}.")
+        else:
+            parts[key] = _checked(f"{prefix}{key}", kind, value)
+    return cls(**parts)
+
+
+def _checked(key: str, kind: Any, value: Any) -> Any:
+    """`value` as `kind`; an int is taken for a float, nothing else is converted."""
+    choices = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        if value not in choices or isinstance(value, bool):
+            raise ConfigError(key, repr(value), f"one of {', '.join(map(str, choices))}", f"{key}={_nearest(str(value), choices)}")
+        return value
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise ConfigError(key, repr(value), type_name(kind), f"{key}=[a,b]")
+    allowed = choices if isinstance(kind, types.UnionType) else (kind,)
+    if float in allowed and type(value) is int:
+        return float(value)
+    if type(value) not in allowed:
+        raise ConfigError(key, f"{value!r} ({type(value).__name__})", type_name(kind))
+    return value
+
+
+def type_name(kind: Any) -> str:
+    """A setting's type in words: its choices, `int`, `int or null`, `list of texts`."""
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return "list of texts"
+    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    words = {type(None): "null", str: "text", bool: "true or false", int: "int", float: "float"}
+    return " or ".join(words[k] for k in allowed)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as plain nested dicts and lists, ready for YAML or JSON; the inverse of `build`."""
+    plain = dataclasses.asdict(config)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+
+def _nearest(given: str, choices: Sequence[Any]) -> str:
+    near = difflib.get_close_matches(given, [str(choice) for choice in choices], n=1, cutoff=0.0)
+    return near[0] if near else "CHOICE"
+
+
+def unknown_key(key: str, known: Sequence[str] | Mapping[str, Any]) -> ConfigError:
+    """The letter for a key that its block does not have."""
+    block, _, name = key.rpartition(".")
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    write = f"{block}.{near[0]}".lstrip(".") if near else ""
+    return ConfigError(key, "a setting that does not exist", f"one of {', '.join(sorted(known))}", write)
+
+
+def _letter(error: BaseException, words: Sequence[str]) -> ConfigError:
+    """What Hydra or OmegaConf refused, as our letter."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+
+    chain = _causes(error)
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"the word {error.override!r}", "something that is no KEY=VALUE", "recipe=NAME, group=CHOICE or key=value")
+    for cause in chain:
+        if isinstance(cause, MissingConfigException) and cause.options is not None and cause.missing_cfg_file:
+            group, _, choice = str(cause.missing_cfg_file).rpartition("/")
+            return ConfigError(group, choice, f"one of {', '.join(cause.options)}", f"{group}={_nearest(choice, cause.options)}")
+    text = "\n".join(str(cause) for cause in chain)
+    full_key = next((k for c in chain if (k := getattr(c, "full_key", None))), "")
+    if missing := re.search(r"Key '(\w+)' (?:is )?not in", text) or re.search(r"Could not (?:override|append) '\+*([\w.]+)'", text):
+        key = str(full_key or missing.group(1))
+        return unknown_key(key, [name for name, _, _ in settings(_class_at(key.rpartition(".")[0]))])
+    where = re.search(r"In '([\w/]+)'", text)
+    key = str(full_key or (where.group(1) if where else "the command line"))
+    given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
+    said = given or [str(cause).splitlines()[0] for cause in chain if str(cause)]
+    kinds = {name: kind for name, kind, _ in leaves()}
+    return ConfigError(key, said[-1] if said else type(error).__name__, type_name(kinds[key]) if key in kinds else "")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    step: BaseException | None = error
+    while step is not None and step not in chain:
+        chain.append(step)
+        step = step.__cause__ or step.__context__
+    return chain
+
+
+def _class_at(block: str) -> type:
+    """The settings class at a dotted path, or the nearest one above it."""
+    cls: type = Config
+    for name in filter(None, block.split(".")):
+        kind = {n: k for n, k, _ in settings(cls)}.get(name)
+        if not dataclasses.is_dataclass(kind):
+            break
+        cls = typing.cast("type", kind)
+    return cls

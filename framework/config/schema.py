@@ -1,0 +1,258 @@
+"""Every setting of the framework, written once: type, default, meaning, and what a change of it means at resume.
+
+The tree is frozen dataclasses and nothing else: no torch, no OmegaConf, no logic beyond derived numbers.
+Each field is made by one of three functions, and the function's name is its tag:
+
+    meaning   decides what is learned: a change at resume is listed and refused unless resume_changes=allow
+    layout    decides where it is computed: a change at resume is allowed and noted
+    free      decides what is shown, kept or when to stop: a change is nobody's business
+
+conf/README.md is generated from this file (`make docs`). Sizes are in elements, times in seconds unless said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+def _setting(tag: str, default: Any, doc: str) -> Any:
+    return field(default=default, metadata={"tag": tag, "doc": doc})
+
+
+def meaning(default: T, doc: str) -> T:
+    return _setting("meaning", default, doc)
+
+
+def layout(default: T, doc: str) -> T:
+    return _setting("layout", default, doc)
+
+
+def free(default: T, doc: str) -> T:
+    return _setting("free", default, doc)
+
+
+def block(cls: type[T]) -> T:
+    """A nested block of settings; its own fields carry the tags."""
+    return field(default_factory=cls)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder: Llama (rmsnorm, rope, swiglu) or GPT-2 (layernorm, learned, gelu), or any mixture of the two."""
+
+    hidden_size: int = meaning(128, "width of the residual stream")
+    num_layers: int = meaning(2, "number of blocks")
+    num_heads: int = meaning(4, "query heads per block")
+    num_kv_heads: int | None = meaning(None, "key and value heads per block (grouped-query attention); null: as many as num_heads")
+    head_dim: int | None = meaning(None, "width of one head; null: hidden_size / num_heads")
+    ffn_hidden_size: int = meaning(384, "inner width of the feed-forward block")
+    vocab_size: int = meaning(256, "number of token ids that the model knows")
+    max_positions: int = meaning(1024, "longest sequence that the model can represent, in tokens")
+    norm: Literal["rmsnorm", "layernorm"] = meaning("rmsnorm", "normalisation, computed in fp32")
+    norm_eps: float = meaning(1e-5, "added to the variance before the root")
+    position: Literal["rope", "learned"] = meaning("rope", "rotary or learned absolute positions")
+    rope_theta: float = meaning(10000.0, "base of the rotary frequencies")
+    mlp: Literal["swiglu", "gelu"] = meaning("swiglu", "gated SiLU (gate, up, down) or tanh-approximated GELU (up, down)")
+    bias: bool = meaning(False, "biases in the linear layers (and in layernorm)")
+    tie_embeddings: bool = meaning(True, "the output head uses the token embedding's weight")
+    dropout: float = meaning(0.0, "probability of dropping an element of the embedding, the attention weights and each residual branch")
+    init_std: float = meaning(0.02, "standard deviation of the initial weights; residual output layers get init_std / sqrt(2 * num_layers)")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_width(self) -> int:
+        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where tokens come from and in which order they are read."""
+
+    kind: Literal["pydocs", "kjv", "tokens", "synthetic"] = meaning("pydocs", "a corpus built on first use, or tokens: files that exist")
+    files: tuple[str, ...] = meaning((), "token files for kind=tokens: the path without .bin/.idx")
+    val_files: tuple[str, ...] = meaning((), "token files held out; empty: the last val_fraction of `files`")
+    val_fraction: float = meaning(0.1, "share of the tokens held out at the end when val_files is empty")
+    seq_length: int = meaning(128, "tokens per sample")
+    shuffle: bool = meaning(True, "visit the samples of an epoch in a seeded random order; false: in the file's order")
+    text: Literal["bytes", "none"] = free("none", "how ids become text again in printed samples")
+    synthetic_tokens: int = meaning(1_000_000, "length of the corpus for kind=synthetic, in tokens")
+    cache: str = free("runs/.data", "folder for corpora that are built on first use")
+    workers: int | None = free(None, "loader processes per rank; null: cores / ranks, at most 8; 0: none, read in the training process")
+    prefetch: int = free(4, "batches that each loader process reads ahead")
+    log_samples: bool = free(False, "write the global index of every sample of every micro-batch to samples.jsonl")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """global_size = micro_size x data ranks x accumulation steps; the last is derived."""
+
+    global_size: int = meaning(32, "samples per optimizer step, over all ranks")
+    micro_size: int = layout(4, "samples per forward pass on one rank")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The type of weights and products. Gradients are accumulated in fp32 in every choice."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = meaning("fp32", "type of the matrix products")
+    autocast: bool = meaning(False, "fp32 weights and gradients, cast inside the forward pass; false: half weights with fp32 masters")
+    initial_scale_power: int = meaning(16, "fp16: the loss scale starts at 2 to this power")
+    scale_window: int = meaning(1000, "fp16: applied steps without overflow before the scale doubles")
+    hysteresis: int = meaning(2, "fp16: overflows before the scale halves (not used by fp16_autocast)")
+    min_scale: float = meaning(1.0, "fp16: floor of the loss scale (not used by fp16_autocast)")
+
+    @property
+    def half_weights(self) -> bool:
+        """Weights are held in half precision beside fp32 masters."""
+        return self.dtype != "fp32" and not self.autocast
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What DeepSpeed's ZeRO divides over the data ranks."""
+
+    stage: Literal[0, 1, 2, 3] = layout(0, "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters")
+    offload: Literal["none", "cpu"] = layout("none", "where optimizer state (and parameters at stage 3) live between uses")
+    overlap_comm: bool = layout(True, "reduce gradients while the backward pass goes on")
+    reduce_bucket_size: int = layout(50_000_000, "elements per gradient reduction")
+    allgather_bucket_size: int = layout(50_000_000, "elements per gathering of updated parameters (stages 1 and 2)")
+    prefetch_bucket_size: int = layout(50_000_000, "elements that stage 3 gathers ahead")
+    persistence_threshold: int = layout(100_000, "stage 3 keeps parameters smaller than this gathered")
+    max_live_parameters: int = layout(1_000_000_000, "elements that stage 3 keeps gathered at the same time")
+    max_reuse_distance: int = layout(1_000_000_000, "stage 3 keeps a parameter that is used again within this many elements")
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Degrees of the four axes; their product is the number of ranks."""
+
+    data: int | None = layout(None, "data ranks; null: ranks / (tensor x pipeline x context)")
+    tensor: int = layout(1, "ranks that share each matrix")
+    pipeline: int = layout(1, "ranks that share the blocks")
+    context: int = layout(1, "ranks that share each sequence")
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one replica of the model together."""
+        return self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Activations that are computed again in the backward pass instead of kept (not to be confused with `checkpoint`)."""
+
+    granularity: Literal["none"] = layout("none", "what is computed again")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The update rule; weight decay falls on matrices only."""
+
+    name: Literal["adamw", "sgd"] = meaning("adamw", "AdamW (Loshchilov & Hutter 2019) or plain SGD with momentum")
+    lr: float = meaning(1e-3, "peak learning rate")
+    weight_decay: float = meaning(0.1, "decoupled (adamw) or added to the gradient (sgd); on matrices only")
+    beta1: float = meaning(0.9, "adamw: decay of the mean of gradients")
+    beta2: float = meaning(0.95, "adamw: decay of the mean of squared gradients")
+    eps: float = meaning(1e-8, "adamw: added to the root of the second moment")
+    momentum: float = meaning(0.0, "sgd: decay of the velocity")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate by applied updates (a step skipped for overflow does not count)."""
+
+    name: Literal["cosine", "linear", "wsd", "constant"] = meaning("cosine", "shape after the warm-up")
+    warmup_steps: int = meaning(0, "updates over which the rate rises linearly to optimizer.lr")
+    total_steps: int = meaning(100, "update at which the decay ends; set it to raise `steps` later without touching the rate")
+    min_ratio: float = meaning(0.1, "final rate / peak rate (not used by constant)")
+    decay_steps: int = meaning(0, "wsd: length of the linear decay at the end, in updates")
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Loss on the held-out tokens; draws nothing from the training random numbers."""
+
+    every: int = free(0, "steps between evaluations; 0: only after the last step; -1: never")
+    samples: int = free(0, "held-out samples to read; 0: all")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State kept on disk (not to be confused with `recompute`)."""
+
+    mode: Literal["none"] = free("none", "how state is saved")
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """What is shown and where it is sent. metrics.jsonl is always written."""
+
+    console: Literal["auto", "rich", "plain", "none"] = free("auto", "auto: rich on a terminal, plain lines elsewhere")
+    every: int = free(10, "steps between plain console lines")
+    curve: bool = free(True, "draw the loss curve in the terminal at the end")
+    sample_tokens: int = free(0, "length of the text that the model writes at the end, in tokens; 0: none")
+    sample_prompt: str = free("The ", "how that text begins")
+    wandb: bool = free(False, "send metrics to Weights & Biases (WANDB_MODE=offline|disabled is honoured)")
+    wandb_project: str = free("framework", "project that the run is listed under")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measurement beyond what metrics.jsonl always holds."""
+
+    level: Literal["none"] = free("none", "how deep to look")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Parameters trained beside a frozen model."""
+
+    kind: Literal["none"] = meaning("none", "kind of adapter")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How processes use the machine."""
+
+    threads: int | None = free(None, "CPU threads per rank; null: cores / ranks on this host")
+    timeout: float = free(600.0, "seconds that a collective may wait for a rank before the run fails")
+    shm_comm: bool = free(False, "compile DeepSpeed's shared-memory collectives for CPU ranks (minutes at the first start)")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The root. One object of this class is the whole truth about a run."""
+
+    name: str = free("run", "identity of the run: its folder is ${output_root}/${name}")
+    seed: int = meaning(1, "of initial weights, order of samples and dropout")
+    steps: int = free(100, "optimizer steps (loop turns) to train")
+    engine: Literal["deepspeed", "plain"] = layout("deepspeed", "`plain`: one process, fp32, no DeepSpeed: the oracle of the tests")
+    compile: Literal["none", "blocks"] = layout("none", "torch.compile each block")
+    clip_grad_norm: float = meaning(1.0, "gradients are scaled down to this global L2 norm; 0: never")
+    output_root: str = free("runs", "folder of all runs")
+    resume: Literal["auto", "never"] = free("auto", "auto: go on where the folder stands; never: keep it as NAME.old-k, start fresh")
+    batch: Batch = block(Batch)
+    eval: Eval = block(Eval)
+    model: Model = block(Model)
+    data: Data = block(Data)
+    precision: Precision = block(Precision)
+    zero: Zero = block(Zero)
+    parallel: Parallel = block(Parallel)
+    recompute: Recompute = block(Recompute)
+    optimizer: Optimizer = block(Optimizer)
+    schedule: Schedule = block(Schedule)
+    checkpoint: Checkpoint = block(Checkpoint)
+    monitor: Monitor = block(Monitor)
+    profile: Profile = block(Profile)
+    adapter: Adapter = block(Adapter)
+    launch: Launch = block(Launch)
+
+    @property
+    def run_dir(self) -> str:
+        return f"{self.output_root}/{self.name}"

@@ -1,0 +1,1 @@
+"""From token files to the micro-batches of each step: tokens, order, stream, prepare."""

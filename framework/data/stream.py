@@ -1,0 +1,278 @@
+"""Batches of one rank, in order and without end: loader processes read ahead, and copies to a device run beside the computation.
+
+Reads a Corpus through torch's DataLoader; writes nothing. It keeps no position: the caller says how many samples are consumed,
+and the rest follows from order.py. The random numbers of torch, numpy and Python are never touched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from framework.base.errors import DataError, FrameworkError, RunError
+from framework.data.order import positions, share
+from framework.data.tokens import Corpus
+
+IGNORE = -100
+MAX_WORKERS = 8
+ORDERED_AHEAD = 1024
+
+
+def default_workers(cores: int, ranks: int) -> int:
+    """Loader processes of each of `ranks` ranks on a host with `cores` cores: at least one, at most eight."""
+    return min(MAX_WORKERS, max(1, cores // ranks))
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """What a stream needs to know. Sizes are in samples; `prefetch` is micro-batches that each loader process reads ahead."""
+
+    seed: int
+    shuffle: bool
+    micro_size: int
+    accumulation: int
+    data_rank: int
+    data_size: int
+    workers: int
+    prefetch: int
+    vocab_size: int
+
+
+@dataclass
+class MicroBatch:
+    """The samples of one forward pass on one rank.
+
+    ids: int64 [micro, seq]; targets: int64 [micro, seq], the token after each id, or IGNORE where there is no loss;
+    indices: int64 [micro], global sample indices, always on the CPU.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    indices: Tensor
+
+
+class TrainingStream:
+    """The optimizer steps of one rank as lists of micro-batches.
+
+    `wait_s`: seconds that the last step waited for its data. Raises, while it is read, DataError (a token that the model does
+    not know) and RunError (a loader process that died).
+    """
+
+    def __init__(self, corpus: Corpus, settings: StreamSettings, device: torch.device) -> None:
+        self._corpus, self._settings, self._device = corpus, settings, device
+        self._reader: _Reader | None = None
+        self.wait_s = 0.0
+
+    def start(self, consumed: int) -> Iterator[list[MicroBatch]]:
+        """Endless steps of `accumulation` micro-batches each, from global sample `consumed` on. Ends the steps of an earlier start."""
+        self.close()
+        self._reader = _Reader(_Source(self._corpus, self._settings, consumed), self._settings)
+        return self._steps(self._reader, consumed)
+
+    def close(self) -> None:
+        """End the loader processes. The stream can be started again."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _steps(self, reader: _Reader, consumed: int) -> Iterator[list[MicroBatch]]:
+        settings = self._settings
+        steps = reader.steps(settings.accumulation)
+        if self._device.type != "cpu":
+            steps = _copied_ahead(steps, self._device)
+        try:
+            for step, tokens in enumerate(steps):
+                self.wait_s, reader.waited_s = reader.waited_s, 0.0
+                numbers = itertools.count(step * settings.accumulation)
+                yield [_micro_batch(one, _indices(settings, consumed, micro)) for one, micro in zip(tokens, numbers, strict=False)]
+        finally:
+            reader.close()
+
+
+def validation_batches(corpus: Corpus, settings: StreamSettings, samples: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Samples 0..samples-1 of a held-out corpus (0: all) in the file's order, divided over the data ranks.
+
+    Every rank gets the same number of micro-batches of the same shape, because collectives are inside the forward pass: rows
+    past the end repeat sample 0 with every target IGNORE. Read in this process; draws no random number.
+    """
+    count = min(samples or len(corpus), len(corpus))
+    for micro in range(math.ceil(count / (settings.micro_size * settings.data_size))):
+        indices = _indices(settings, 0, micro)
+        past_end = indices >= count
+        places = np.where(past_end, 0, indices)
+        tokens = corpus.read(places)
+        _check_ids(tokens, places, corpus, settings.vocab_size)
+        batch = _micro_batch(torch.from_numpy(tokens).to(device), indices)
+        batch.targets[torch.from_numpy(past_end).to(device)] = IGNORE
+        yield batch
+
+
+def _indices(settings: StreamSettings, consumed: int, micro: int) -> np.ndarray:
+    return share(consumed, micro, settings.micro_size, settings.data_rank, settings.data_size)
+
+
+def _micro_batch(tokens: Tensor, indices: np.ndarray) -> MicroBatch:
+    """From tokens [micro, seq + 1]."""
+    return MicroBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.from_numpy(indices))
+
+
+def _check_ids(tokens: np.ndarray, places: np.ndarray, corpus: Corpus, vocab_size: int) -> None:
+    """DataError that names the first token [n, seq + 1] outside the vocabulary, if there is one."""
+    if tokens.min() >= 0 and tokens.max() < vocab_size:
+        return
+    row, column = np.argwhere((tokens < 0) | (tokens >= vocab_size))[0]
+    raise DataError(
+        corpus.file_of(int(places[row])).bin_path,
+        f"token id {tokens[row, column]} in sample {places[row]} of the corpus",
+        f"ids from 0 to {vocab_size - 1} (model.vocab_size is {vocab_size})",
+        "model.vocab_size of the tokenizer that made the file, or a file made with the model's tokenizer",
+    )
+
+
+class _Source(Dataset[np.ndarray | DataError]):
+    """Micro-batch by number: a pure function, so that any process may read any number."""
+
+    def __init__(self, corpus: Corpus, settings: StreamSettings, consumed: int) -> None:
+        self._corpus, self._settings, self._consumed = corpus, settings, consumed
+        self._block_size = max(1, ORDERED_AHEAD // settings.micro_size)
+        self._block, self._block_places = -1, np.empty((0, settings.micro_size), np.int64)
+
+    def __getitem__(self, micro: int) -> np.ndarray | DataError:
+        """Tokens int64 [micro, seq + 1], or the letter that says why not: raised in a worker, torch would wrap it in a traceback."""
+        places = self._places(micro)
+        tokens = self._corpus.read(places)
+        try:
+            _check_ids(tokens, places, self._corpus, self._settings.vocab_size)
+        except DataError as letter:
+            return letter
+        return tokens
+
+    def _places(self, micro: int) -> np.ndarray:
+        """Positions [micro] of the samples. Made for a block of micro-batches at once: a call costs as much for 8 samples as for 1,000."""
+        block, row = divmod(micro, self._block_size)
+        if block != self._block:
+            numbers = range(block * self._block_size, (block + 1) * self._block_size)
+            indices = np.concatenate([_indices(self._settings, self._consumed, number) for number in numbers])
+            places = positions(indices, len(self._corpus), self._settings.seed, self._settings.shuffle)
+            self._block, self._block_places = block, places.reshape(len(numbers), -1)
+        return self._block_places[row]
+
+
+class _Numbers(Sampler[int]):
+    """0, 1, 2, ... without end."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+class _Reader:
+    """Micro-batches 0, 1, 2, ... of a source, read by loader processes (or by this one when workers is 0)."""
+
+    def __init__(self, source: _Source, settings: StreamSettings) -> None:
+        workers = settings.workers
+        loader = DataLoader(
+            source,
+            batch_size=None,  # the source makes whole micro-batches itself
+            sampler=_Numbers(),
+            collate_fn=_unchanged,  # type: ignore[arg-type]
+            num_workers=workers,
+            prefetch_factor=settings.prefetch if workers else None,
+            worker_init_fn=_become_worker if workers else None,
+            # Fork: workers start in milliseconds and share the maps. They use numpy only, and no thread of the parent.
+            multiprocessing_context="fork" if workers else None,
+            generator=torch.Generator(),  # without one, DataLoader draws a seed from torch's global random numbers
+        )
+        with _handler_kept(signal.SIGCHLD):
+            self._loader = iter(loader)
+        self._workers = workers
+        self.waited_s = 0.0
+        # Workers ignore SIGTERM, so an exit without close() would wait for them without end.
+        atexit.register(self.close)
+
+    def steps(self, accumulation: int) -> Iterator[list[Tensor]]:
+        """Lists of `accumulation` token tensors [micro, seq + 1], without end."""
+        while True:
+            yield [self._next() for _ in range(accumulation)]
+
+    def close(self) -> None:
+        if self._workers:
+            # Private, and the only way that does not depend on when the iterator is collected: a traceback can hold it.
+            self._loader._shutdown_workers()  # type: ignore[attr-defined]
+            self._workers = 0
+        atexit.unregister(self.close)
+
+    def _next(self) -> Tensor:
+        started = time.perf_counter()
+        try:
+            item = next(self._loader)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            item = RunError("a data loader process", str(error), "one that lives as long as the run", "data.workers=0 to read without it")
+        self.waited_s += time.perf_counter() - started
+        if isinstance(item, FrameworkError):
+            raise item
+        return torch.from_numpy(item)
+
+
+def _unchanged(item: np.ndarray | DataError) -> np.ndarray | DataError:
+    """Arrays go through the workers' pipe as they are: as tensors each would cost a shared-memory file, four times the time."""
+    return item
+
+
+def _become_worker(worker: int) -> None:
+    """Runs first in each loader process. The trainer decides when a signal ends the run, and closes the workers then."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _handler_kept(number: signal.Signals) -> Iterator[None]:
+    """Undo a change to a signal's handler.
+
+    DataLoader's handler for SIGCHLD raises in the middle of whatever the main thread does; without it, a dead worker is found
+    where its batch is missed, within five seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers belong to the main thread, and DataLoader leaves them alone elsewhere
+        return
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _copied_ahead(steps: Iterator[list[Tensor]], device: torch.device) -> Iterator[list[Tensor]]:
+    """The same steps on an accelerator: while step n is computed, n + 1 is copied, pinned, on a stream of its own."""
+    from deepspeed.accelerator import get_accelerator  # takes seconds to import, and a CPU needs nothing of it
+
+    accelerator: Any = get_accelerator()  # its streams are None on a CPU, which does not come here
+    side = accelerator.Stream(device)
+
+    def copy(tokens: list[Tensor]) -> list[Tensor]:
+        with accelerator.stream(side):
+            return [one.pin_memory().to(device, non_blocking=True) for one in tokens]
+
+    ready = copy(next(steps))
+    for following in steps:
+        current = accelerator.current_stream(device)
+        current.wait_stream(side)
+        for one in ready:
+            one.record_stream(current)  # the allocator must not hand the memory to `side` again before the computation is through
+        coming = copy(following)
+        yield ready
+        ready = coming

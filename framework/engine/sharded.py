@@ -1,0 +1,98 @@
+"""DeepSpeedEngine: the product. One optimizer step under any precision and ZeRO stage.
+
+The loss that goes backward is (sum of this rank's token losses) x data ranks / (trained tokens of the global batch):
+DeepSpeed averages gradients over the data ranks, so what it ends up with is the token-weighted mean, however the
+samples are split over ranks and micro-batches. Read facts about DeepSpeed in tests/engine/ before changing a line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from framework.config.schema import Config
+from framework.data.stream import MicroBatch
+from framework.engine.engine import StepOut, clip, evaluation_mode, trained_tokens
+from framework.engine.optim import make_optimizer, set_rate
+from framework.engine.precision import make_scaler, prepare_device
+from framework.engine.schedule import rate
+from framework.topology.groups import accelerator
+
+
+class DeepSpeedEngine:
+    """A model under deepspeed.initialize with our optimizer, our schedule and our token weighting."""
+
+    def __init__(self, model: nn.Module, config: Config, settings: dict[str, Any], data_group: dist.ProcessGroup | None) -> None:
+        """`settings` is the dict of dsconfig.deepspeed_config; `data_group` averages gradients."""
+        prepare_device(config.precision, accelerator())
+        self.config = config
+        self.data_group = data_group
+        self.data_ranks = dist.get_world_size(data_group)
+        # DeepSpeed's classes change with precision and stage, and their types say little: Any is the honest type.
+        self.engine: Any
+        self.optimizer: Any
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(
+            model=model, optimizer=make_optimizer(model, config.optimizer), config=settings, dist_init_required=False
+        )
+        self.scaler: torch.amp.GradScaler | None = None
+        if self.engine.torch_autocast_z0_gradscaler is not None:
+            self.scaler = make_scaler(config.precision, accelerator().device_name())
+            self.engine.torch_autocast_z0_gradscaler = self.scaler
+        self.device: torch.device = self.engine.device
+        self.applied = 0
+
+    def step(self, batch: Sequence[MicroBatch], tokens: int) -> StepOut:
+        lr = rate(self.config.schedule, self.config.optimizer, self.applied)
+        set_rate(self.optimizer, lr)
+        scale = self.loss_scale()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        norm: Tensor | float | None = None
+        for index, micro in enumerate(batch):
+            loss = self.engine(micro.ids, micro.targets)
+            self.engine.backward(loss * (self.data_ranks / max(1, tokens)), scale_wrt_gas=False)
+            loss_sum += loss.detach()
+            if self.config.zero.stage == 0 and index == len(batch) - 1:
+                norm = self._clip_whole_gradients()
+            self.engine.step()
+        dist.all_reduce(loss_sum, group=self.data_group)
+        norm = float(self.engine.get_global_grad_norm()) if norm is None else float(norm)
+        skipped = self._overflowed(norm)
+        self.applied += not skipped
+        return StepOut(float(loss_sum) / max(1, tokens), norm, lr, scale, skipped, self.applied)
+
+    def evaluate(self, batches: Iterable[MicroBatch]) -> tuple[float, int]:
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        with torch.no_grad(), evaluation_mode(self.engine):
+            for micro in batches:
+                total[0] += self.engine(micro.ids, micro.targets)
+                total[1] += trained_tokens([micro])
+        dist.all_reduce(total, group=self.data_group)
+        return float(total[0]), int(total[1])
+
+    def logits(self, ids: Tensor) -> Tensor:
+        with torch.no_grad(), evaluation_mode(self.engine):
+            return self.engine(ids)
+
+    def loss_scale(self) -> float:
+        """The factor in use for the next backward pass."""
+        if self.scaler is not None:
+            return self.scaler.get_scale()
+        if self.config.precision.half_weights and self.config.precision.dtype == "fp16":
+            return float(self.optimizer.loss_scale)
+        return 1.0
+
+    def _clip_whole_gradients(self) -> Tensor:
+        """Stage 0, after the last reduction: every rank holds the whole gradient, and DeepSpeed tells no norm of it."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        return clip(self.engine.module, self.config.clip_grad_norm)
+
+    def _overflowed(self, norm: float) -> bool:
+        """Whether the last step was skipped; reduced gradients are the same everywhere, so every rank says the same."""
+        return not math.isfinite(norm) if self.scaler is not None else not self.engine.was_step_applied()

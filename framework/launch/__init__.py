@@ -1,0 +1,1 @@
+"""How processes come to life: what the environment and the command line say before anything is composed."""

@@ -1,0 +1,140 @@
+"""What every program of the framework does before and after its own work: read words, compose, check, speak of errors.
+
+Exit codes are the contract's: 0 done, 2 refused, 75 stopped on request, anything else a fault. A letter is printed once,
+however many ranks meet the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from framework.base.errors import EXIT_DONE, EXIT_REFUSED, ConfigError, FrameworkError, RunError
+from framework.base.log import Log, start_log
+from framework.config.check import check
+from framework.config.compose import CONF, compose, register
+from framework.config.schema import Config
+from framework.launch.environment import Process, default_threads, read_process, refuse_sweep, stale_compile_lock, strip_local_rank
+
+# Ranks other than the first wait this long before they speak of a refusal: the first has said it by then, if it met it too.
+MANNERS_S = 3.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a program starts from."""
+
+    config: Config
+    process: Process
+    log: Log
+
+
+def run_entry(words: Sequence[str], task: Callable[[Entry], None]) -> int:
+    """Compose and check what `words` say, run `task`, and return the exit code."""
+    process = Process(ranks=int(os.environ.get("WORLD_SIZE", "1") or 1))
+    config: Config | None = None
+    try:
+        kept, flag = strip_local_rank(words)
+        process = read_process(os.environ, flag)
+        refuse_sweep(kept, os.environ)
+        options = _parse(kept)
+        if _asks_to_show(options):
+            return _show(kept, options) if process.first else EXIT_DONE
+        config = compose(options.overrides, extra=Path(options.config_dir) if options.config_dir else None)
+        check(config, process.ranks, process.ranks_per_host)
+        _prepare(config, process)
+        task(Entry(config, process, start_log("hydra.verbose=true" in options.overrides)))
+    except FrameworkError as error:
+        _speak(error, process, config)
+        return error.exit_code
+    except RuntimeError as error:
+        lost = _lost_peer(error)
+        if lost is None:
+            raise
+        logging.getLogger(__name__).exception("lost a rank")
+        _speak(lost, process, config)
+        return lost.exit_code
+    return EXIT_DONE
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Hydra's own command line. Raises ConfigError for what this framework does not take over from Hydra."""
+    from hydra._internal.utils import get_args_parser
+
+    options = get_args_parser().parse_args(words)
+    if options.multirun:
+        raise ConfigError("-m", "a sweep", "one run: sweeps are not built yet", "one command per run")
+    if options.config_name or options.config_path or options.experimental_rerun:
+        write = "recipe=NAME, or --config-dir DIR with DIR/recipe/NAME.yaml"
+        raise ConfigError("--config-name, --config-path", "another root config", "recipes", write)
+    for word in options.overrides:
+        if word.lstrip("+~").startswith(("hydra.", "hydra/")) and not word.startswith("hydra.verbose="):
+            raise ConfigError(word.partition("=")[0], "a setting of Hydra that changes nothing here", "hydra.verbose, or a setting of ours")
+    return options
+
+
+def _asks_to_show(options: argparse.Namespace) -> bool:
+    return any((options.help, options.hydra_help, options.cfg, options.info, options.shell_completion))
+
+
+def _show(words: Sequence[str], options: argparse.Namespace) -> int:
+    """--help, --cfg and their like, printed by Hydra; what does not compose is refused first."""
+    import hydra
+
+    if options.cfg or options.info:
+        compose(options.overrides)
+    register()
+    sys.argv[1:] = words
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda _: None)()
+    return EXIT_DONE
+
+
+def _prepare(config: Config, process: Process) -> None:
+    """What must hold before torch is imported: no stale compile lock, and a thread pool of the right size."""
+    lock = stale_compile_lock(os.environ)
+    if lock is not None:
+        raise lock
+    os.environ["OMP_NUM_THREADS"] = str(config.launch.threads or default_threads(process.ranks_per_host))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _speak(error: FrameworkError, process: Process, config: Config | None) -> None:
+    """Print the letter once over all ranks.
+
+    A refusal meets every rank: the first says it, the others wait for the launcher to end them and speak only if it does
+    not. A fault may meet some ranks only: whoever makes logs/letter.txt first prints it.
+    """
+    if error.exit_code == EXIT_REFUSED:
+        if not process.first:
+            time.sleep(MANNERS_S)
+    elif config is not None and not _first_to_say(Path(config.run_dir) / "logs" / "letter.txt", error.letter()):
+        return
+    who = "" if process.first else f"rank {process.rank}: "
+    sys.stderr.write(f"\n{who}{error.letter()}\n")
+    sys.stderr.flush()
+
+
+def _first_to_say(path: Path, letter: str) -> bool:
+    try:
+        with open(path, "x") as file:
+            file.write(letter + "\n")
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _lost_peer(error: RuntimeError) -> RunError | None:
+    """The letter for an error of a collective that means that another rank has gone; None if it means something else."""
+    text = str(error)
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Read error", "NCCL", "TCPStore")
+    if not any(sign in text for sign in signs):
+        return None
+    return RunError("a collective", text.splitlines()[0][:160], "every rank alive; logs/rank_*.log say which ended first and why")

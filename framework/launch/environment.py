@@ -1,0 +1,106 @@
+"""This process among the others: rank, host and threads, from the environment and the launcher's flags. No torch.
+
+Honours RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and deepspeed set them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from framework.base.errors import ConfigError, StartError
+
+
+@dataclass(frozen=True)
+class Process:
+    """Where this process stands; `ranks_per_host` counts the ranks of this host."""
+
+    rank: int = 0
+    local_rank: int = 0
+    ranks: int = 1
+    ranks_per_host: int = 1
+
+    @property
+    def first(self) -> bool:
+        """This process speaks for all."""
+        return self.rank == 0
+
+
+def strip_local_rank(words: Sequence[str]) -> tuple[list[str], int | None]:
+    """The words without the launcher's `--local_rank=N` (or `--local-rank`, or as two words), and N."""
+    kept: list[str] = []
+    found: int | None = None
+    rest = iter(words)
+    for word in rest:
+        match = re.fullmatch(r"--local[_-]rank(?:=(.*))?", word)
+        if match is None:
+            kept.append(word)
+            continue
+        value = match.group(1) if match.group(1) is not None else next(rest, "")
+        if not value.isdecimal():
+            raise StartError("--local_rank", repr(value), "a number")
+        found = int(value)
+    return kept, found
+
+
+def read_process(environment: Mapping[str, str], flag: int | None) -> Process:
+    """This process's place. Raises StartError for values that are no numbers or contradict each other or `flag`."""
+    numbers = {}
+    for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", None), ("LOCAL_WORLD_SIZE", None)):
+        text = environment.get(name)
+        if text is not None and not text.isdecimal():
+            raise StartError(name, repr(text), "a number")
+        numbers[name] = default if text is None else int(text)
+    local_rank = numbers["LOCAL_RANK"]
+    if flag is not None and local_rank is not None and flag != local_rank:
+        got = f"{local_rank} in the environment, --local_rank={flag} on the command line"
+        raise StartError("LOCAL_RANK", got, "the same number", "leave the flag to the launcher")
+    rank, ranks = numbers["RANK"], numbers["WORLD_SIZE"]
+    local_rank = next((n for n in (local_rank, flag) if n is not None), rank)
+    if not 0 <= rank < ranks:
+        raise StartError("RANK", rank, f"less than WORLD_SIZE {ranks}")
+    per_host = numbers["LOCAL_WORLD_SIZE"] or ranks
+    if local_rank >= per_host:
+        raise StartError("LOCAL_RANK", local_rank, f"less than the {per_host} ranks of this host")
+    return Process(rank, local_rank, ranks, per_host)
+
+
+def default_threads(ranks_per_host: int) -> int:
+    """CPU threads for one rank: an equal share of the cores that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks_per_host)
+
+
+def refuse_sweep(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """A rank of a running job must not start jobs of its own."""
+    if any(word in ("-m", "--multirun") for word in words) and "RANK" in environment:
+        raise ConfigError("-m", "a sweep inside a rank", "a sweep started by one process", "python -m framework.train -m ...")
+
+
+def stale_compile_lock(environment: Mapping[str, str], older_than_s: float = 60.0) -> StartError | None:
+    """The letter for a lock file that a killed compiler left where torch builds extensions, if there is one.
+
+    torch waits for such a lock without limit and says nothing.
+    """
+    root = environment.get("TORCH_EXTENSIONS_DIR") or str(Path.home() / ".cache" / "torch_extensions")
+    for lock in Path(root).glob("**/lock"):
+        age = time.time() - lock.stat().st_mtime
+        if age > older_than_s and not _held_open(lock):
+            return StartError(str(lock), f"a compile lock that is {age:.0f} s old and that no process holds", "no lock", f"rm {lock}")
+    return None
+
+
+def _held_open(path: Path) -> bool:
+    """Whether a compiler is at work in the lock's folder: some process has a file open or runs there."""
+    folder = str(path.parent.resolve())
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [os.readlink(process / "cwd"), *(os.readlink(fd) for fd in (process / "fd").iterdir())]
+        except OSError:
+            continue
+        if any(link == folder or link.startswith(folder + "/") for link in links):
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""The plain single-device decoder: what every parallel form is held against."""

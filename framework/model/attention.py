@@ -1,0 +1,53 @@
+"""Causal self-attention with grouped key and value heads (Vaswani et al. 2017; Ainslie et al. 2023)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from framework.config import schema
+from framework.model.rope import Rotation, rotate
+
+
+class Attention(nn.Module):
+    """softmax(q k^T / sqrt(head_dim)) v per head, each position seeing itself and what came before.
+
+    Head counts are read from the widths of the projections' outputs, so that a rank which keeps some of the heads
+    runs the same forward.
+    """
+
+    def __init__(self, model: schema.Model) -> None:
+        super().__init__()
+        self.head_dim = model.head_width
+        self.dropout = model.dropout
+        queries, keys = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
+        self.q_proj = nn.Linear(model.hidden_size, queries, bias=model.bias)
+        self.k_proj = nn.Linear(model.hidden_size, keys, bias=model.bias)
+        self.v_proj = nn.Linear(model.hidden_size, keys, bias=model.bias)
+        self.o_proj = nn.Linear(queries, model.hidden_size, bias=model.bias)
+
+    def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
+        """[batch, seq, hidden] -> [batch, seq, hidden]; `rotation` as made by rope.rotation, None without RoPE."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (project(hidden).unflatten(-1, (-1, self.head_dim)) for project in projections)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        mixed = causal_attention(query, key, value, self.dropout if self.training else 0.0)
+        return self.o_proj(mixed.flatten(-2))
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Query [batch, seq, heads, head_dim], key and value [batch, seq, kv_heads, head_dim] -> the shape of query.
+
+    `dropout` is the probability of dropping an attention weight.
+    """
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.dtype == torch.float32:
+        # The flash kernels take grouped heads but no fp32; the memory-efficient one takes fp32 but no grouped heads.
+        # Left grouped, fp32 on an accelerator would fall back to a kernel that keeps all seq x seq weights.
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        groups = 1
+    mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1)
+    return mixed.transpose(1, 2)

@@ -1,0 +1,18 @@
+"""The training loss: a sum over tokens, so that whoever knows the global token count divides, once."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORE = -100
+"""Target of a position that has no loss."""
+
+
+def token_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the cross entropies, in nats, over the positions whose target is not IGNORE.
+
+    `logits` [..., vocab] of any float type, `targets` [...] of token ids -> fp32 scalar, softmax and sum in fp32.
+    With no position left the result is 0 and so is its gradient (a mean would be NaN).
+    """
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")

@@ -1,0 +1,90 @@
+"""The decoder: embedding, blocks, final norm, head. A plain model on one device that knows nothing of how it is trained.
+
+The pieces stand beside each other (`embed_tokens`, `layers`, `final_norm`, `lm_head`), so that a pipeline can run some of
+them; the names are the ones in config/parameters.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from framework.config import schema
+from framework.model import rope
+from framework.model.attention import Attention
+from framework.model.loss import token_loss_sum
+from framework.model.mlp import make_mlp
+from framework.model.norm import make_norm
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), with dropout on both branches."""
+
+    def __init__(self, model: schema.Model) -> None:
+        super().__init__()
+        self.attn_norm = make_norm(model)
+        self.attention = Attention(model)
+        self.mlp_norm = make_norm(model)
+        self.mlp = make_mlp(model)
+        self.dropout = nn.Dropout(model.dropout)
+
+    def forward(self, hidden: Tensor, rotation: rope.Rotation | None) -> Tensor:
+        """[batch, seq, hidden] -> [batch, seq, hidden]."""
+        hidden = hidden + self.dropout(self.attention(self.attn_norm(hidden), rotation))
+        return hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
+
+
+class Transformer(nn.Module):
+    """A causal language model after `model`. Its weights are torch's defaults until init.initialise fills them."""
+
+    def __init__(self, model: schema.Model) -> None:
+        super().__init__()
+        self.settings = model
+        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.embed_positions = nn.Embedding(model.max_positions, model.hidden_size) if model.position == "learned" else None
+        self.dropout = nn.Dropout(model.dropout)
+        self.layers = nn.ModuleList(Block(model) for _ in range(model.num_layers))
+        self.final_norm = make_norm(model)
+        self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
+        self.tie()
+
+    def tie(self) -> None:
+        """Let the head use the embedding's weight, if the settings say so. Call it again after `to_empty`, which parts them.
+
+        Both modules own the one parameter: ZeRO-3 gathers what a module owns when that module runs.
+        """
+        if self.settings.tie_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Logits, or with `targets` the loss.
+
+        `ids` [batch, seq] -> logits [batch, seq, vocab]; with `targets` [batch, seq] -> the sum of the tokens' cross
+        entropies (loss.token_loss_sum), an fp32 scalar. `positions`, [seq] or [batch, seq], count from 0 when left out.
+        """
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device)
+        hidden, rotation = self.embed(ids, positions), self.rotation(positions)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation)
+        logits = self.lm_head(self.final_norm(hidden))
+        return logits if targets is None else token_loss_sum(logits, targets)
+
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """[batch, seq] -> the residual stream [batch, seq, hidden] that enters the first block."""
+        hidden = self.embed_tokens(ids)
+        if self.embed_positions is not None:
+            hidden = hidden + self.embed_positions(positions)
+        return self.dropout(hidden)
+
+    def rotation(self, positions: Tensor) -> rope.Rotation | None:
+        """What every block needs to know of the positions; None where they are learned."""
+        if self.settings.position == "learned":
+            return None
+        return rope.rotation(positions, self.settings.head_width, self.settings.rope_theta)
+
+
+def compile_blocks(module: Transformer) -> None:
+    """Compile each block in place; equal blocks share one compilation, and names and parameters stay."""
+    for layer in module.layers:
+        layer.compile()

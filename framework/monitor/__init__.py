@@ -1,0 +1,1 @@
+"""What is measured of a run, and where it is shown, written and sent."""

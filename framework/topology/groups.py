@@ -1,0 +1,106 @@
+"""The only maker of process groups, and the only room outside launch/ that knows how ranks find each other."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from framework.base.errors import StartError
+from framework.topology.grid import Grid, Place
+
+# What a launcher would have said to a single process.
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """This rank's place and its groups.
+
+    `data` is the group over data x context, which averages gradients. `control` spans all ranks and always runs on the
+    host (gloo), so that ranks can agree on a number without waiting for an accelerator. None stands for a group of one.
+    """
+
+    rank: int
+    place: Place
+    data: dist.ProcessGroup | None
+    control: dist.ProcessGroup | None
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum of `values` over all ranks, on the host."""
+        if self.control is None:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self.control)
+        return total.tolist()
+
+    def gather(self, value: str) -> list[str]:
+        """`value` of every rank, in rank order."""
+        if self.control is None:
+            return [value]
+        everyone: list[str] = [""] * dist.get_world_size(self.control)
+        dist.all_gather_object(everyone, value, group=self.control)
+        return everyone
+
+
+def accelerator() -> Any:
+    """DeepSpeed's interface to this machine's devices; the CPU counts as one."""
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator()
+
+
+def connect(timeout_s: float, shm_comm: bool) -> None:
+    """Start torch.distributed through DeepSpeed from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    `shm_comm` lets DeepSpeed compile its shared-memory collectives for CPU ranks; without it they talk through gloo.
+    Raises StartError if the port is taken or the other ranks do not come within `timeout_s` seconds.
+    """
+    import deepspeed
+
+    for name, alone in ALONE.items():
+        os.environ.setdefault(name, alone)
+    if "MASTER_PORT" not in os.environ:
+        os.environ["MASTER_PORT"] = str(_free_port())
+    if not shm_comm:
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            deepspeed.init_distributed(timeout=datetime.timedelta(seconds=timeout_s), auto_mpi_discovery=False, verbose=False)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise StartError("MASTER_PORT", "a port in use", "a free port", "deepspeed --master_port PORT ...") from None
+        raise StartError("the meeting of the ranks", str(error).splitlines()[0], f"all ranks within {timeout_s:.0f} s") from None
+
+
+def make_groups(grid: Grid, rank: int, timeout_s: float) -> Groups:
+    """All groups of the grid, made once, by every rank in the same order."""
+    place = grid.place(rank)
+    if not dist.is_initialized():
+        return Groups(rank, place, None, None)
+    wait = datetime.timedelta(seconds=timeout_s)
+    data = None
+    for ranks in grid.groups("data", "context"):
+        group = dist.new_group(ranks, timeout=wait)
+        data = group if rank in ranks else data
+    return Groups(rank, place, data, dist.new_group(backend="gloo", timeout=wait))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def disconnect() -> None:
+    """Leave the process groups, if there are any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

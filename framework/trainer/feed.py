@@ -1,0 +1,56 @@
+"""The next batch, agreed over all ranks: everybody has one, or everybody stops with the same letter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from framework.base.errors import DataError
+from framework.data.stream import MicroBatch, TrainingStream
+from framework.engine.engine import trained_tokens
+from framework.topology.groups import Groups
+
+
+@dataclass(frozen=True)
+class Fed:
+    """This rank's micro-batches of one step, the trained tokens of the global batch, and the seconds waited for data."""
+
+    batch: Sequence[MicroBatch]
+    tokens: int
+    wait_s: float
+
+
+class Feed:
+    """Reads the stream of this rank from a position on."""
+
+    def __init__(self, stream: TrainingStream, groups: Groups, tensor_ranks: int, consumed_samples: int) -> None:
+        """`tensor_ranks` is the number of ranks that read the same samples."""
+        self.stream = stream
+        self.groups = groups
+        self.tensor_ranks = tensor_ranks
+        self._batches: Iterator[list[MicroBatch]] = stream.start(consumed_samples)
+
+    def next(self) -> Fed:
+        """The next step's share. Raises on every rank the DataError that any rank met."""
+        began = time.perf_counter()
+        batch: list[MicroBatch] = []
+        fault: DataError | None = None
+        try:
+            batch = next(self._batches)
+        except DataError as error:
+            fault = error
+        wait_s = time.perf_counter() - began
+        tokens, faults = self.groups.agree([trained_tokens(batch), fault is not None])
+        if faults:
+            raise self._shared(fault)
+        return Fed(batch, round(tokens) // self.tensor_ranks, wait_s)
+
+    def close(self) -> None:
+        """Stop the loader processes."""
+        self.stream.close()
+
+    def _shared(self, fault: DataError | None) -> DataError:
+        """The first rank's letter, the same on all ranks."""
+        letters = self.groups.gather(fault.letter() if fault is not None else "")
+        return DataError(next(filter(None, letters)))

@@ -1,0 +1,126 @@
+"""What watches the loop: records, evaluation, logged samples, the closing text. None of them changes what a step computes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from framework.data.prepare import decode
+from framework.data.stream import MicroBatch
+from framework.infer.sample import sample
+from framework.monitor.console import Console
+from framework.monitor.meters import EvalRecord, TrainRecord, peak_memory_bytes, rate
+from framework.monitor.runfile import End, RunFile
+from framework.monitor.sinks import JsonLines, Sink
+from framework.topology.groups import Groups
+from framework.trainer.loop import Run, Turn
+
+
+class Quiet:
+    """A hook that does nothing at any moment; the others say what they do instead."""
+
+    def start(self, run: Run) -> None: ...
+
+    def after_step(self, run: Run, turn: Turn) -> None: ...
+
+    def end(self, run: Run, status: End) -> None: ...
+
+
+class Records(Quiet):
+    """Each step's record to every sink, and the run's end to run.json. On the first rank only."""
+
+    def __init__(self, sinks: Sequence[Sink], runfile: RunFile) -> None:
+        self.sinks = sinks
+        self.runfile = runfile
+
+    def after_step(self, run: Run, turn: Turn) -> None:
+        record = TrainRecord(
+            step=turn.step,
+            loss=turn.out.loss,
+            grad_norm=turn.out.grad_norm,
+            lr=turn.out.lr,
+            tokens=turn.tokens,
+            samples=run.config.batch.global_size,
+            loss_scale=turn.out.loss_scale,
+            skipped=turn.out.skipped,
+            step_time_s=turn.step_time_s,
+            tokens_per_s=rate(turn.tokens, turn.step_time_s),
+            data_wait_s=turn.data_wait_s,
+            applied=turn.out.applied,
+            consumed_samples=run.position.consumed_samples,
+            memory_bytes=peak_memory_bytes(run.engine.device),
+        )
+        for sink in self.sinks:
+            sink.train(record)
+
+    def end(self, run: Run, status: End) -> None:
+        for sink in self.sinks:
+            sink.close(status)
+        self.runfile.finish(status)
+
+
+class Evaluation(Quiet):
+    """The loss on held-out samples, every eval.every steps and after the last. Runs on every rank; the first one records."""
+
+    def __init__(self, batches: Callable[[], Iterator[MicroBatch]], samples: int, sinks: Sequence[Sink]) -> None:
+        """`batches` begins the held-out samples anew; `samples` is how many there are over all ranks."""
+        self.batches = batches
+        self.samples = samples
+        self.sinks = sinks
+
+    def after_step(self, run: Run, turn: Turn) -> None:
+        every = run.config.eval.every
+        if not (turn.last or (every > 0 and turn.step % every == 0)):
+            return
+        with run.clock.aside():
+            began = time.perf_counter()
+            loss_sum, tokens = run.engine.evaluate(self.batches())
+            record = EvalRecord(turn.step, loss_sum / max(1, tokens), tokens, self.samples, time.perf_counter() - began)
+            for sink in self.sinks:
+                sink.evaluation(record)
+
+
+class SampleLog(Quiet):
+    """samples.jsonl: the global indices that each data rank read in each micro-batch, written by the first rank."""
+
+    def __init__(self, path: Path, groups: Groups) -> None:
+        self.groups = groups
+        self.lines = JsonLines(path) if groups.rank == 0 else None
+
+    def after_step(self, run: Run, turn: Turn) -> None:
+        place = self.groups.place
+        mine = [] if place.pipeline + place.context + place.tensor else [micro.indices.tolist() for micro in turn.batch]
+        for data_rank, text in enumerate(filter("[]".__ne__, self.groups.gather(json.dumps(mine)))):
+            for micro, ids in enumerate(json.loads(text)):
+                if self.lines is not None:
+                    self.lines.write({"step": turn.step, "data_rank": data_rank, "micro": micro, "ids": ids})
+
+    def end(self, run: Run, status: End) -> None:
+        if self.lines is not None:
+            self.lines.close(status)
+
+
+class ClosingText(Quiet):
+    """What the trained model writes after a prompt. Every rank computes, the first one shows."""
+
+    def __init__(self, console: Console | None) -> None:
+        self.console = console
+
+    def after_step(self, run: Run, turn: Turn) -> None:
+        if not turn.last:
+            return
+        config = run.config
+        text, prompt = config.data.text, config.monitor.sample_prompt
+        with run.clock.aside():
+            ids = sample(
+                lambda window: run.engine.logits(window.to(run.engine.device)),
+                prompt=list(prompt.encode()),
+                length=config.monitor.sample_tokens,
+                context=config.data.seq_length,
+                temperature=0.7,
+                seed=config.seed,
+            )
+        if self.console is not None:
+            self.console.passage("what the model writes", prompt + decode(ids, text))

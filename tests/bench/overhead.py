@@ -1,0 +1,91 @@
+"""What our loop costs over the bare one, on the same 10M-parameter model: `python -m tests.bench.overhead`.
+
+Two ranks against a bare DeepSpeed loop (goal: ratio of step times <= 1.03, first finished step at most 2 s later), one
+process against a bare torch loop (goal <= 1.05). The figures are appended to RESULTS.md. `--only noise` compares the bare
+DeepSpeed loop with itself: a difference smaller than what it shows is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import workload
+from tests.bench.harness import WARM_UP, Block, Side, alternate, heading, quartiles
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def ours(ranks: int | None) -> Side:
+    """The command of a user, with what a user would have: metrics, console, loader processes."""
+    zero = "stage0" if ranks is None else "stage1"
+
+    def words(folder: Path, steps: int) -> list[str]:
+        run = [f"output_root={folder}", "name=ours", "resume=never", f"steps={steps}", "eval.every=-1", "monitor.curve=false"]
+        return ["framework.train", f"zero={zero}", "precision=fp32", "data=synthetic", *run, *workload.overrides(ranks or 1)]
+
+    return Side("ours", ranks, words, "ours/metrics.jsonl")
+
+
+def bare(module: str, ranks: int | None) -> Side:
+    def words(folder: Path, steps: int) -> list[str]:
+        return [f"tests.bench.{module}", "--steps", str(steps), "--lines", str(folder / "lines")]
+
+    return Side(module, ranks, words, "lines")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours against a floor. `goal` is for the ratio of step times, `later_goal` for how much later our first step is finished."""
+
+    a: Side
+    b: Side
+    goal: str
+    later_goal: str
+
+
+def comparisons() -> dict[str, Comparison]:
+    return {
+        "two_ranks": Comparison(ours(2), bare("bare_deepspeed", 2), "<= 1.03", "<= +2 s"),
+        "one_process": Comparison(ours(None), bare("bare_torch", None), "<= 1.05", "none"),
+        "noise": Comparison(bare("bare_deepspeed", 2), bare("bare_deepspeed", 2), "1", "0 s"),
+    }
+
+
+def rows(name: str, comparison: Comparison, a: Sequence[Block], b: Sequence[Block]) -> list[str]:
+    """One table row per figure. The ratio is taken inside a pair of neighbouring blocks, then median and quartiles over pairs."""
+    step_a, step_b = (statistics.median(block.step for block in side) for side in (a, b))
+    first_a, first_b = (statistics.median(block.first_step for block in side) for side in (a, b))
+    ratio = quartiles([mine.step / floor.step for mine, floor in zip(a, b, strict=True)])
+    head = f"| {name} | {comparison.a.name} / {comparison.b.name}"
+    return [
+        f"{head} | step, s | {step_a:.3f} | {step_b:.3f} | {ratio} | {comparison.goal} |",
+        f"{head} | command to first step, s | {first_a:.2f} | {first_b:.2f} | {first_a - first_b:+.2f} s | {comparison.later_goal} |",
+    ]
+
+
+def main() -> None:
+    known = comparisons()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=sorted(known), help="one comparison; left out: two_ranks and one_process")
+    parser.add_argument("--pairs", type=int, default=6, help="blocks of each side (at least 5 for a figure that is quoted)")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of a block")
+    given = parser.parse_args()
+
+    text = heading() + (
+        f"\n{given.pairs} blocks of {given.steps} steps a side after {WARM_UP} of warm-up, alternating A B B A.\n\n"
+        "| comparison | A / B | what | A | B | A against B | goal |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    for name in [given.only] if given.only else ["two_ranks", "one_process"]:
+        a, b = alternate(known[name].a, known[name].b, given.pairs, given.steps)
+        text += "\n".join(rows(name, known[name], a, b)) + "\n"
+    print(text)
+    with RESULTS.open("a") as file:
+        file.write("\n" + text)
+
+
+if __name__ == "__main__":
+    main()
