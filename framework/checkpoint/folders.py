@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from framework.base.errors import CheckpointError
 from framework.base.files import fsync_folder, write_atomic
-from framework.checkpoint.manifest import MANIFEST, Manifest, step_name
+from framework.checkpoint.manifest import MANIFEST, File, Manifest, step_name
 
 TEMPORARY = ".tmp-"
 TRASH = ".trash-"
@@ -36,8 +36,8 @@ class Attempt(Protocol):
 
     def create(self, name: str) -> BinaryIO: ...
 
-    def close(self, file: BinaryIO) -> None:
-        """Close, with the content safe."""
+    def flush(self, file: BinaryIO) -> None:
+        """Have what was written to the file survive a power cut."""
         ...
 
     def put(self, name: str, content: bytes) -> None:
@@ -48,7 +48,7 @@ class Attempt(Protocol):
 
     def remove(self, name: str) -> None: ...
 
-    def take_over(self, folder: str, name: str) -> None:
+    def take_over(self, folder: str, name: str) -> File:
         """Have file `name` of the complete checkpoint `folder` in this one as well."""
         ...
 
@@ -84,9 +84,8 @@ class LocalAttempt:
     def create(self, name: str) -> BinaryIO:
         return cast(BinaryIO, open(self.folder / name, "wb", buffering=0))
 
-    def close(self, file: BinaryIO) -> None:
+    def flush(self, file: BinaryIO) -> None:
         os.fsync(file.fileno())
-        file.close()
 
     def put(self, name: str, content: bytes) -> None:
         write_atomic(self.folder / name, content)
@@ -100,12 +99,13 @@ class LocalAttempt:
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
 
-    def take_over(self, folder: str, name: str) -> None:
-        source, target = self.final.parent / folder / name, self.folder / name
+    def take_over(self, folder: str, name: str) -> File:
+        source = self.final.parent / folder
         try:
-            os.link(source, target)
+            os.link(source / name, self.folder / name)
         except PermissionError:  # a file system without hard links
-            shutil.copyfile(source, target)
+            shutil.copyfile(source / name, self.folder / name)
+        return Manifest.decode((source / MANIFEST).read_bytes(), str(source)).file(name)
 
     def working(self, ranks: list[int]) -> bool:
         return any(is_working(self._mark(rank)) for rank in ranks)
@@ -143,8 +143,7 @@ class RemoteAttempt:
     def create(self, name: str) -> BinaryIO:
         return self.files.open(f"{self.folder}/{name}", "wb")
 
-    def close(self, file: BinaryIO) -> None:
-        file.close()
+    def flush(self, file: BinaryIO) -> None: ...
 
     def put(self, name: str, content: bytes) -> None:
         self.files.pipe_file(f"{self.folder}/{name}", content)
@@ -160,8 +159,9 @@ class RemoteAttempt:
         if self.files.exists(f"{self.folder}/{name}"):
             self.files.rm_file(f"{self.folder}/{name}")
 
-    def take_over(self, folder: str, name: str) -> None:
+    def take_over(self, folder: str, name: str) -> File:
         self.files.cp_file(f"{self.root}/{folder}/{name}", f"{self.folder}/{name}")
+        return Manifest.decode(self.files.cat_file(f"{self.root}/{folder}/{MANIFEST}"), folder).file(name)
 
     def working(self, ranks: list[int]) -> bool:
         return True  # nobody can be asked: the time limit decides
@@ -177,7 +177,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
         files, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise CheckpointError(url, str(error), "a URL that fsspec can open", "install the driver of that URL, or use a local folder") from error
+        raise CheckpointError(url, str(error), "a URL that fsspec can open", "install its driver, or give a local folder") from error
     return files, path.rstrip("/")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -122,6 +122,9 @@ class Manifest:
     def nbytes(self) -> int:
         return sum(file.size for file in self.files)
 
+    def file(self, name: str) -> File:
+        return next(file for file in self.files if file.name == name)
+
     def encode(self) -> bytes:
         body = asdict(self)
         return json.dumps({"format": FORMAT, "xxh3_128": _digest(body), **body}).encode() + b"\n"
@@ -141,13 +144,8 @@ class Manifest:
         return cls(**{**body, "files": [File(**file) for file in body["files"]]})
 
 
-def part(files: Iterable[File], attempt: str, local: dict[str, Any]) -> bytes:
-    """What one rank hands to the rank that writes the manifest."""
-    return json.dumps({"attempt": attempt, "files": [asdict(file) for file in files], "local": local}).encode()
-
-
 def join(parts: Sequence[dict[str, Any]], step: int, small: dict[str, Any]) -> Manifest:
-    """The manifest of a checkpoint from the parts of all its ranks, in rank order."""
+    """The manifest of a checkpoint from the parts (attempt, files, local) of all its ranks, in rank order."""
     files = [File(**file) for entry in parts for file in entry["files"]]
     return Manifest(step, parts[0]["attempt"], files, small, [entry["local"] for entry in parts])
 

@@ -9,7 +9,7 @@ a flat, row-major range (ZeRO, or a share of a replica): a `Shard`. A flat range
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -240,7 +240,7 @@ def to_row(shard: Shard) -> list[Any]:
     return [shard.kind, shard.logical.name, list(shard.logical.offset), list(shard.logical.size), shard.start, shard.length, shard.dtype]
 
 
-def from_row(row: Sequence[Any], shapes: dict[str, Sequence[int]]) -> Shard:
+def from_row(row: Sequence[Any], shapes: Mapping[str, Sequence[int]]) -> Shard:
     """The inverse of to_row, given the logical shapes by name."""
     kind, name, offset, size, start, length, dtype = row
     return Shard(kind, Logical(name, tuple(shapes[name]), tuple(offset), tuple(size)), start, length, dtype)

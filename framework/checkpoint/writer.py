@@ -1,189 +1,163 @@
-"""Writing a checkpoint: the two steps of it, and a process that does them beside the training. No torch in here.
+"""The process that writes checkpoints beside the training, one for each rank, and the trainer's handle on it. No torch.
 
-`write_part` writes the files of one rank; `commit` waits for the parts of all ranks and writes the manifest. A synchronous
-save calls them in the training process, an asynchronous one in a `Writer`'s process: the code is the same. No collectives:
-ranks meet in the folder.
+The process (`python -m framework.checkpoint.writer FD`) takes jobs as JSON lines on stdin, reads their data from the shared
+memory FD, and answers each with a line on stdout. It yields to the training (low CPU and I/O priority), is deaf to the
+signals that end a trainer, and when the trainer is gone finishes what it has begun and ends.
 
-The process (`python -m framework.checkpoint.writer FD`) takes jobs as JSON lines on stdin and answers each with a line on
-stdout. It finishes what it has begun when the trainer is gone, and is deaf to the signals that end a trainer.
+The memory is a file without a name, so that nothing is left of it when both processes are killed. It is made before the
+accelerator is started, with the process that inherits it, and gets its size later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import platform
 import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import xxhash
+from typing import Any
 
 from framework.base.errors import FrameworkError, RunError
-from framework.base.units import bytes_text, seconds_text
-from framework.checkpoint.folders import Attempt, open_attempt
-from framework.checkpoint.manifest import MANIFEST, File, FilePlan, Manifest, encode_header, join, part, weights_name
+from framework.checkpoint.manifest import FilePlan
+from framework.checkpoint.save import CHUNK, Job, Result, commit, write_part
 
-CHUNK = 1 << 20
-"""Bytes hashed and written at a time; they stay in the processor's cache between the two."""
-ORPHAN_WAIT_S = 5.0
-"""How long an orphaned writer waits for a rank of which there is no sign."""
-Source = Callable[[FilePlan], Iterable[memoryview]]
-"""Gives the data of a file, piece by piece, in order."""
+IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+"""Number of the system call, by machine."""
+LOWEST_BEST_EFFORT = 2 << 13 | 7
+"""I/O class and level: after everybody else, but never starved as the idle class may be."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What one rank has to do for one checkpoint; plain data.
+class Writer:
+    """A writer process. Make it before anything touches an accelerator, and end it with `close`."""
 
-    `root` is an absolute folder or a URL. `attempt` is the same on all ranks and never used twice. `linked` names a complete
-    checkpoint folder in `root` whose file of untrained parameters is taken over. Rank 0 commits. `timeout_s`: how long it waits for the other
-    ranks' parts. `delay_s` (for tests) is slept after each written chunk.
-    """
+    def __init__(self) -> None:
+        self.memory = os.memfd_create("checkpoint")
+        package_root = Path(__file__).parents[2]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "framework.checkpoint.writer", str(self.memory)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self.memory], cwd=package_root, start_new_session=True,
+        )  # fmt: skip
+        self.pending: deque[Job] = deque()
 
-    root: str
-    step: int
-    attempt: str
-    rank: int
-    ranks: int
-    files: tuple[FilePlan, ...]
-    small: dict[str, Any] = field(default_factory=dict)
-    local: dict[str, Any] = field(default_factory=dict)
-    linked: str = ""
-    timeout_s: float = 600.0
-    delay_s: float = 0.0
+    def submit(self, job: Job) -> None:
+        """Begin a job whose data lies in the memory already. One at a time: the memory is in use until its result is there."""
+        assert not self.pending, "a job was submitted while another one ran"
+        self.pending.append(job)
+        self._send(json.dumps(asdict(job)).encode())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job was submitted whose result has not been taken."""
+        return bool(self.pending)
+
+    def poll(self) -> Result | None:
+        """The result of the submitted job if it has ended, without waiting. Raises RunError where the job failed."""
+        assert self.process.stdout is not None
+        ready = self.busy and select.select([self.process.stdout], [], [], 0)[0]
+        return self.wait() if ready else None
+
+    def wait(self) -> Result | None:
+        """Wait for the submitted job, if any. Raises RunError where the job failed."""
+        if not self.busy:
+            return None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        job = self.pending.popleft()
+        if not line.endswith(b"\n"):
+            status = self.process.wait()
+            raise RunError(job.subject, f"the writer process ended with status {status}", "a writer that lives as long as its trainer")
+        result = Result(**json.loads(line))
+        if result.error:
+            raise RunError(result.error)
+        return result
+
+    def close(self) -> Result | None:
+        """Wait for the submitted job, if any, and end the process. Raises RunError where the job failed."""
+        try:
+            return self.wait()
+        finally:
+            self._send(b"")  # closing the pipe would not do: a forked loader worker may hold it open
+            self.process.wait()
+            os.close(self.memory)
+
+    def _send(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the process died: poll and wait tell it
+            self.process.stdin.write(line + b"\n")
+            self.process.stdin.flush()
 
 
-@dataclass(frozen=True)
-class Result:
-    """How a job ended. `nbytes` written by this rank; `write_s` without the wait for other ranks; `error` is a letter, or empty."""
+def main(memory: int) -> None:
+    """Serve jobs until the trainer says so or is gone."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(10)
+    _lower_io_priority()
+    trainer = os.getppid()
+    for line in _lines(trainer):
+        result = _serve(Job(**_with_plans(json.loads(line))), memory, trainer)
+        try:
+            os.write(1, json.dumps(asdict(result)).encode() + b"\n")
+        except BrokenPipeError:
+            return  # nobody is left to be told
 
-    step: int
-    rank: int
-    nbytes: int = 0
-    write_s: float = 0.0
-    error: str = ""
 
-
-def write_part(job: Job, source: Source) -> Result:
-    """Write this rank's files and its part of the manifest.
-
-    Raises RunError where the disk refuses; what was written is then removed.
-    """
-    begun = time.monotonic()
-    attempt = open_attempt(job.root, job.step, job.attempt)
-    names = [plan.name for plan in job.files]
+def _serve(job: Job, memory: int, trainer: int) -> Result:
     try:
-        attempt.begin(job.rank)
-        files = [_write_file(attempt, plan, source(plan), job.delay_s) for plan in job.files]
-        nbytes = sum(file.size for file in files)
-        if job.linked:
-            files.append(_take_over(attempt, job))
-        attempt.put(_part_name(job.rank), part(files, job.attempt, job.local))
-        if job.rank != 0:  # rank 0 stays visible until it has committed
-            attempt.end(job.rank)
-    except OSError as error:
-        _give_up(attempt, job, names, error)
-        raise RunError(f"checkpoint of step {job.step} in {job.root}", f"rank {job.rank}: {error.strerror or error}",
-                       f"room for {bytes_text(sum(plan.nbytes for plan in job.files))} and the right to write") from error  # fmt: skip
-    return Result(job.step, job.rank, nbytes, time.monotonic() - begun)
+        result = write_part(job, lambda plan: _read(memory, plan))
+        if job.rank == 0:
+            commit(job, lambda: os.getppid() != trainer)
+        return result
+    except FrameworkError as error:
+        return Result(job.step, error=error.letter())
+    except Exception as error:  # whatever it is, the trainer has to hear of it
+        return Result(job.step, error=f"{job.subject}: {type(error).__name__}: {error}")
 
 
-def commit(job: Job, is_orphan: Callable[[], bool] = lambda: False) -> None:
-    """Wait for the parts of all ranks, then write the manifest and publish.
-
-    `is_orphan` says whether the trainer is gone: then ranks of which there is no sign are not waited for.
-    Raises RunError if a part does not come in time, a rank failed, or the disk refuses.
-    """
-    attempt = open_attempt(job.root, job.step, job.attempt)
-    try:
-        parts = _gather(attempt, job, is_orphan)
-        for rank in range(job.ranks):
-            attempt.remove(_part_name(rank))
-        attempt.end(job.rank)
-        attempt.publish(join(parts, job.step, job.small))
-    except OSError as error:
-        attempt.end(job.rank)
-        raise RunError(f"checkpoint of step {job.step} in {job.root}", error.strerror or error, "a folder that can be written") from error
-    except RunError:
-        attempt.end(job.rank)
-        raise
+def _lines(trainer: int) -> Iterator[bytes]:
+    """Complete lines from stdin, up to an empty one, its end, or the end of the trainer (whose forked children may keep the pipe open)."""
+    rest = b""
+    while True:
+        ready = select.select([0], [], [], 1.0)[0]
+        content = os.read(0, 1 << 16) if ready else None
+        if content == b"" or (content is None and os.getppid() != trainer):
+            return  # an unfinished line was never submitted
+        *lines, rest = (rest + (content or b"")).split(b"\n")
+        for line in lines:
+            if not line:
+                return
+            yield line
 
 
-def _gather(attempt: Attempt, job: Job, is_orphan: Callable[[], bool]) -> list[dict[str, Any]]:
-    parts: dict[int, dict[str, Any]] = {}
-    begun = signed = time.monotonic()
-    while len(parts) < job.ranks:
-        for rank in set(range(job.ranks)) - parts.keys():
-            if (content := attempt.get(_part_name(rank))) is not None:
-                parts[rank] = json.loads(content)
-                if parts[rank]["attempt"] != job.attempt or "error" in parts[rank]:
-                    raise RunError(f"checkpoint of step {job.step} in {job.root}", f"rank {rank}: {parts[rank].get('error', 'another attempt')}")
-        missing = sorted(set(range(job.ranks)) - parts.keys())
-        now = time.monotonic()
-        if not is_orphan() or attempt.working(missing):
-            signed = now
-        if missing and (now - begun > job.timeout_s or now - signed > ORPHAN_WAIT_S):
-            raise RunError(f"checkpoint of step {job.step} in {job.root}", f"no part of ranks {missing} after {seconds_text(now - begun)}",
-                           "a part of every rank")  # fmt: skip
-        if missing:
-            time.sleep(0.02)
-    return [parts[rank] for rank in range(job.ranks)]
+def _read(memory: int, plan: FilePlan) -> Iterator[memoryview]:
+    """The data of a file, a chunk at a time: the copy stays in the cache, and no page tables are built as a mapping would."""
+    chunk = memoryview(bytearray(CHUNK))
+    at, end = plan.start, plan.start + plan.nbytes
+    while at < end:
+        count = os.preadv(memory, [chunk[: min(CHUNK, end - at)]], at)
+        assert count > 0, "the shared memory is shorter than the job"
+        yield chunk[:count]
+        at += count
 
 
-def _write_file(attempt: Attempt, plan: FilePlan, data: Iterable[memoryview], delay_s: float) -> File:
-    header, digest, written = encode_header(plan.header), xxhash.xxh3_128(), 0
-    file = attempt.create(plan.name)
-    try:
-        for chunk in _chunks(header, data):
-            digest.update(chunk)
-            _write_all(file, chunk)
-            written += len(chunk)
-            if delay_s:
-                time.sleep(delay_s)
-    except BaseException:
-        file.close()
-        raise
-    attempt.close(file)
-    assert written == len(header) + plan.nbytes, f"{plan.name}: {written} bytes where {len(header) + plan.nbytes} were planned"
-    return File(plan.name, written, digest.hexdigest(), len(header), plan.shards, plan.shapes)
+def _with_plans(job: dict[str, Any]) -> dict[str, Any]:
+    return {**job, "files": tuple(FilePlan(**plan) for plan in job["files"])}
 
 
-def _chunks(header: bytes, data: Iterable[memoryview]) -> Iterator[memoryview]:
-    yield memoryview(header)
-    for piece in data:
-        for at in range(0, len(piece), CHUNK):
-            yield piece[at : at + CHUNK]
+def _lower_io_priority() -> None:
+    """Let the training's reads go first. Where the kernel does not take it, nothing is lost but politeness."""
+    number = IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, 1, 0, LOWEST_BEST_EFFORT)
 
 
-def _write_all(file: BinaryIO, chunk: memoryview) -> None:
-    """A full disk may take a part of a chunk before it says no."""
-    while chunk:
-        chunk = chunk[file.write(chunk) :]
-
-
-def _take_over(attempt: Attempt, job: Job) -> File:
-    """The untrained parameters of `job.linked`, as a file of this checkpoint too."""
-    earlier = open_attempt(job.root, 0, "").get(f"../{job.linked}/{MANIFEST}")
-    raise NotImplementedError(earlier)
-
-
-def _give_up(attempt: Attempt, job: Job, names: list[str], error: OSError) -> None:
-    """Free the disk, and tell the rank that waits for us; where the disk refuses that too, its time limit tells it."""
-    try:
-        for name in names:
-            attempt.remove(name)
-        attempt.put(_part_name(job.rank), json.dumps({"attempt": job.attempt, "error": error.strerror or str(error)}).encode())
-        attempt.end(job.rank)
-    except OSError:
-        pass
-
-
-def _part_name(rank: int) -> str:
-    return f"rank_{rank:05d}.json"
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -110,8 +110,8 @@ def hashes(engine: DeepSpeedEngine | PlainEngine) -> dict[str, str]:
     """xxh3_128 of this rank's live weights and of its optimizer (masters, moments, counters): {"weights": .., "optimizer": ..}."""
     sums = {"weights": xxhash.xxh3_128(), "optimizer": xxhash.xxh3_128()}
     for name, value in tensor_hashes(engine).items():
-        sums["weights" if name.startswith("live ") else "optimizer"].update(f"{name}={value};")
-    sums["optimizer"].update(json.dumps(counters(engine), sort_keys=True))
+        sums["weights" if name.startswith("live ") else "optimizer"].update(f"{name}={value};".encode())
+    sums["optimizer"].update(json.dumps(counters(engine), sort_keys=True).encode())
     return {name: value.hexdigest() for name, value in sums.items()}
 
 
@@ -151,7 +151,7 @@ def _pieces(engine: DeepSpeedEngine | PlainEngine) -> Iterator[_Piece]:
     stage, ranks, rank = _sharding(engine)
     for parameter in _module(engine).parameters():
         if stage == 3:
-            piece = _partition(parameter, engine.optimizer, rank)
+            piece = _partition(parameter, _optimizer(engine), rank)
         elif stage == 0 or not parameter.requires_grad:
             size = parameter.numel()
             piece = _Piece(parameter, 0, size, parameter, 0, equal_parts(size, ranks, rank))
@@ -200,17 +200,16 @@ def _make_moments(engine: DeepSpeedEngine | PlainEngine, inner: torch.optim.Opti
 
 def _homes(engine: DeepSpeedEngine | PlainEngine, inner: torch.optim.Optimizer) -> list[Tensor]:
     if _sharding(engine)[0] == 3:  # hands the inner optimizer one tensor at a time, and nothing between steps
-        return engine.optimizer.fp32_partitioned_groups_flat
+        return _optimizer(engine).fp32_partitioned_groups_flat
     return [home for group in inner.param_groups for home in group["params"]]
 
 
 def _refresh_weights(engine: DeepSpeedEngine | PlainEngine) -> None:
     """Make the weights that the forward pass reads from the masters, as the end of a step does."""
-    stage, _, _ = _sharding(engine)
+    stage, zero = _sharding(engine)[0], _optimizer(engine)
     if stage in (1, 2):
-        engine.optimizer.update_lp_params()
+        zero.update_lp_params()
     elif stage == 3:
-        zero = engine.optimizer
         zero.checkpoint_event_prologue()  # let go of all gathered weights, which are old now
         for group in range(len(zero.fp16_groups)):
             zero._reassign_or_swap_out_partitioned_parameters(group)
@@ -274,13 +273,18 @@ def _sharding(engine: DeepSpeedEngine | PlainEngine) -> tuple[int, int, int]:
     return engine.config.zero.stage, engine.data_ranks, dist.get_rank(engine.data_group)
 
 
-def _module(engine: DeepSpeedEngine | PlainEngine) -> nn.Module:
+def _module(engine: DeepSpeedEngine | PlainEngine) -> Any:
     return engine.model if isinstance(engine, PlainEngine) else engine.engine.module
+
+
+def _optimizer(engine: DeepSpeedEngine | PlainEngine) -> Any:
+    """The optimizer that the engine steps: DeepSpeed's at stages 1 to 3, else torch's."""
+    return engine.optimizer
 
 
 def _inner_optimizer(engine: DeepSpeedEngine | PlainEngine) -> torch.optim.Optimizer:
     """torch's optimizer, inside DeepSpeed's at stages 1 to 3."""
-    return engine.optimizer if _sharding(engine)[0] == 0 else engine.optimizer.optimizer
+    return _optimizer(engine) if _sharding(engine)[0] == 0 else _optimizer(engine).optimizer
 
 
 def _whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
@@ -289,4 +293,4 @@ def _whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 def _hash(tensor: Tensor) -> str:
     """xxh3_128 of the bytes of a flat tensor."""
-    return xxhash.xxh3_128_hexdigest(tensor.contiguous().cpu().view(torch.uint8).numpy())
+    return xxhash.xxh3_128_hexdigest(tensor.contiguous().cpu().view(torch.uint8).numpy().data)

@@ -121,7 +121,8 @@ def lay_out(rows: Sequence[Row], width: int) -> list[str]:
         line = " " * INDENT + label.ljust(LABEL)
         for position, part in enumerate(parts):
             piece = part if position == 0 else f", {part}"
-            if position and len(line) + len(piece) + 1 > width:
+            comma = position < len(parts) - 1
+            if position and len(line) + len(piece) + comma > width:
                 lines.append(f"{line},")
                 line, piece = " " * (INDENT + LABEL), part
             line += piece

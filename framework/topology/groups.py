@@ -87,11 +87,9 @@ def make_groups(grid: Grid, rank: int, timeout_s: float) -> Groups:
     if not dist.is_initialized():
         return Groups(rank, place, None, None)
     wait = datetime.timedelta(seconds=timeout_s)
-    data = None
-    for ranks in grid.groups("data", "context"):
-        group = dist.new_group(ranks, timeout=wait)
-        data = group if rank in ranks else data
-    return Groups(rank, place, data, dist.new_group(backend="gloo", timeout=wait))
+    made: dict[tuple[int, ...], Any] = {tuple(ranks): dist.new_group(ranks, timeout=wait) for ranks in grid.groups("data", "context")}
+    control: Any = dist.new_group(backend="gloo", timeout=wait)
+    return Groups(rank, place, made[tuple(grid.peers(rank, "data", "context"))], control)
 
 
 def _free_port() -> int:

@@ -5,6 +5,7 @@ The order is the order of what can go wrong: data and folder before the ranks me
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,9 +147,9 @@ def _hooks(run: Run, groups: Groups, process: Process, corpora: Corpora, setting
     sinks: list[Sink] = []
     hooks: list[Hook] = []
     console = None
+    hosts = sorted(set(groups.gather(socket.gethostname())))
     if process.first:
         runfile = RunFile(run.folder / "run.json")
-        hosts = sorted({f"{process.ranks_per_host} ranks"})
         runfile.begin(Start(sys.argv, process.ranks, hosts, identity.meaning_hash(config), run.position.step + 1))
         facts = Facts(
             parameters=parameters.count(config.model),

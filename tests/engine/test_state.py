@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from tests.ranks import run_ranks
 MODEL = Model(
     hidden_size=12, num_layers=2, num_heads=2, num_kv_heads=1, ffn_hidden_size=20, vocab_size=31, max_positions=16, bias=True, dropout=0.1
 )
-ACCUMULATION, MICRO_SIZE, SEQUENCE = 2, 2, 8
+GLOBAL_SIZE, MICRO_SIZE, SEQUENCE = 8, 2, 8
 
 Logicals = dict[tuple[str, str], Tensor]
 
@@ -44,10 +44,10 @@ def config(precision: str, stage: int, offload: str = "none", engine: str = "dee
     return Config(
         engine=engine,  # type: ignore[arg-type]
         model=MODEL,
-        batch=Batch(global_size=0, micro_size=MICRO_SIZE),
+        batch=Batch(global_size=GLOBAL_SIZE, micro_size=MICRO_SIZE),
         optimizer=Optimizer(lr=1e-2),
-        # fp16 begins far too high, so that steps are skipped, and doubles every other step.
-        precision=Precision(dtype=dtype, autocast=bool(autocast), initial_scale_power=19, hysteresis=1, scale_window=2),  # type: ignore[arg-type]
+        # fp16 begins too high, so that steps are skipped, and doubles after every other clean step.
+        precision=Precision(dtype=dtype, autocast=bool(autocast), initial_scale_power=18, hysteresis=2, scale_window=2),  # type: ignore[arg-type]
         zero=Zero(stage=stage, offload=offload, persistence_threshold=13, reduce_bucket_size=500, allgather_bucket_size=500),  # type: ignore[arg-type]
     )
 
@@ -85,6 +85,7 @@ class Trail:
     """What can be seen of a stretch of training on one rank."""
 
     steps: list[StepOut]
+    tensors: dict[str, str]
     hashes: dict[str, str]
     counters: dict[str, Any]
 
@@ -97,19 +98,22 @@ def build(case: Config, rank: int, ranks: int, seed: int, frozen: tuple[str, ...
     state.tag(model)
     if case.engine == "plain":
         return PlainEngine(model, case)
-    connect(60.0, shm_comm=False)
+    if not torch.distributed.is_initialized():
+        connect(60.0, shm_comm=False)
     groups = make_groups(Grid(data=ranks), rank, 60.0)
-    return DeepSpeedEngine(model, case, deepspeed_config(case, ranks, ACCUMULATION), groups.data)
+    accumulation = case.batch.global_size // (MICRO_SIZE * ranks)
+    return DeepSpeedEngine(model, case, deepspeed_config(case, ranks, accumulation), groups.data)
 
 
 def train(engine: DeepSpeedEngine | PlainEngine, numbers: Iterable[int], rank: int, ranks: int) -> Trail:
+    accumulation = engine.config.batch.global_size // (MICRO_SIZE * ranks)
     outs = []
     for number in numbers:
         generator = torch.Generator().manual_seed(1000 * number + rank)
-        tokens = [torch.randint(MODEL.vocab_size, (MICRO_SIZE, SEQUENCE + 1), generator=generator) for _ in range(ACCUMULATION)]
+        tokens = [torch.randint(MODEL.vocab_size, (MICRO_SIZE, SEQUENCE + 1), generator=generator) for _ in range(accumulation)]
         batch = [MicroBatch(one[:, :-1], one[:, 1:], torch.arange(MICRO_SIZE)) for one in tokens]
         outs.append(engine.step(batch, trained_tokens(batch) * ranks))
-    return Trail(outs, state.tensor_hashes(engine), state.counters(engine))
+    return Trail(outs, state.tensor_hashes(engine), state.hashes(engine), state.counters(engine))
 
 
 def keep(engine: DeepSpeedEngine | PlainEngine) -> Kept:
@@ -122,24 +126,45 @@ def keep(engine: DeepSpeedEngine | PlainEngine) -> Kept:
 def straight(rank: int, ranks: int, case: Config, frozen: tuple[str, ...]) -> tuple[Trail, Kept, Trail]:
     engine = build(case, rank, ranks, seed=1, frozen=frozen)
     seed_training(1, rank)
-    before = train(engine, range(3), rank, ranks)
-    kept = keep(engine)
-    return before, kept, train(engine, range(3, 6), rank, ranks)
+    before, kept, views = train(engine, range(3), rank, ranks), keep(engine), state.collect(engine)
+    after = train(engine, range(3, 6), rank, ranks)
+    # The views are of live memory: they have followed the updates.
+    assert all(torch.equal(old, new) for (_, old), (_, new) in zip(views, state.collect(engine), strict=True))
+    return before, kept, after
 
 
 def resumed(rank: int, ranks: int, case: Config, frozen: tuple[str, ...], logicals: Logicals, kept: list[Kept]) -> tuple[Trail, Trail]:
-    # Another seed: what is not restored is different.
-    engine = build(case, rank, ranks, seed=2, frozen=frozen)
+    engine = build(case, rank, ranks, seed=2, frozen=frozen)  # of another seed, so that what is not restored is different
     state.restore(engine, partial(fill, logicals), json.loads(kept[rank].counters))
     begun = train(engine, [], rank, ranks)
     torch.set_rng_state(kept[rank].generator)
     return begun, train(engine, range(3, 6), rank, ranks)
 
 
-def resharded(rank: int, ranks: int, case: Config, logicals: Logicals, counters: str) -> tuple[Kept, Trail]:
-    engine = build(case, rank, ranks, seed=2)
-    state.restore(engine, partial(fill, logicals), json.loads(counters))
-    return keep(engine), train(engine, range(3, 5), rank, ranks)
+def saved_under(rank: int, ranks: int, cases: list[Config]) -> list[Kept]:
+    """After three steps under each layout, from weights of its own."""
+    kept = []
+    for number, case in enumerate(cases):
+        engine = build(case, rank, ranks, seed=10 * ranks + number)
+        train(engine, range(3), rank, ranks)
+        kept.append(keep(engine))
+    return kept
+
+
+def loaded_under(rank: int, ranks: int, cases: list[Config], saved: list[tuple[Logicals, str]]) -> list[list[Kept]]:
+    """What each layout collects again after each of the saved States was put into it, and a step from the last of them."""
+    found = []
+    for case in cases:
+        engine, again = build(case, rank, ranks, seed=2), []
+        for logicals, counters in saved:
+            state.restore(engine, partial(fill, logicals), json.loads(counters))
+            again.append(keep(engine))
+        begun, (out,) = state.counters(engine), train(engine, [3], rank, ranks).steps
+        expected = {name: begun[name] + 1 for name in ("applied", "optimizer_step")}
+        assert {name: state.counters(engine)[name] for name in expected} == expected
+        assert not out.skipped
+        found.append(again)
+    return found
 
 
 def fill(logicals: Logicals, wanted: state.Collected) -> None:
@@ -150,7 +175,7 @@ def fill(logicals: Logicals, wanted: state.Collected) -> None:
 # ---------------------------------------------------------------- around them
 
 
-def assemble(kept: list[Kept]) -> Logicals:
+def assemble(kept: Iterable[Kept]) -> Logicals:
     """Whole flat tensors by (kind, name); fails unless every element was collected exactly once over all ranks."""
     sizes = {name: parameter.numel() for name, parameter in Transformer(MODEL).named_parameters()}
     logicals: Logicals = {}
@@ -170,20 +195,128 @@ def goes_on_bit_for_bit(case: Config, ranks: int, frozen: tuple[str, ...] = ()) 
     logicals = assemble(kept)
     again = run_ranks(resumed, ranks, case, frozen, logicals, kept, timeout=300)
     for rank, (begun, onward) in enumerate(again):
-        assert begun.hashes == before[rank].hashes
-        assert begun.counters == before[rank].counters
         assert onward.steps == after[rank].steps
-        assert onward.hashes == after[rank].hashes
-        assert onward.counters == after[rank].counters
+        assert (begun.tensors, begun.hashes, begun.counters) == (before[rank].tensors, before[rank].hashes, before[rank].counters)
+        assert (onward.tensors, onward.hashes, onward.counters) == (after[rank].tensors, after[rank].hashes, after[rank].counters)
+    assert before[0].hashes["weights"] != after[0].hashes["weights"]
+    assert before[0].hashes["optimizer"] != after[0].hashes["optimizer"]
     return before, logicals
+
+
+TRAINED = {entry.name for entry in parameters.table(MODEL) if entry.tied_to is None}
+ADAMW = ("master", "exp_avg", "exp_avg_sq")
 
 
 @pytest.mark.parametrize("case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=title)
 def test_a_restored_engine_goes_on_bit_for_bit(case: Config) -> None:
     before, logicals = goes_on_bit_for_bit(case, 2)
-    names = {entry.name for entry in parameters.table(MODEL) if entry.tied_to is None}
-    assert set(logicals) == {(kind, name) for kind in ("master", "exp_avg", "exp_avg_sq") for name in names}
-    assert all(tensor.dtype == torch.float32 for tensor in logicals.values())
+    assert set(logicals) == {(kind, name) for kind in ADAMW for name in TRAINED}
+    # 12 bytes for each trained parameter over all ranks
+    assert sum(tensor.nbytes for tensor in logicals.values()) == 12 * parameters.count(MODEL)
     assert all(trail.counters["applied"] == trail.counters["optimizer_step"] > 0 for trail in before)
-    if case.precision.dtype == "fp16":
-        assert any(step.skipped for step in before[0].steps)
+    assert (case.precision.dtype == "fp16") == any(step.skipped for step in before[0].steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "momentum"), [(0, 0.9), (2, 0.9), (3, 0.9), (1, 0.0)])
+def test_sgd_goes_on_bit_for_bit(stage: int, momentum: float) -> None:
+    case = replace(config("fp32", stage), optimizer=Optimizer(name="sgd", lr=0.1, momentum=momentum))
+    _, logicals = goes_on_bit_for_bit(case, 2)
+    assert {kind for kind, _ in logicals} == ({"master", "momentum"} if momentum else {"master"})
+
+
+FROZEN = ("embed_tokens.weight", "layers.0.attention.q_proj.weight", "layers.0.attention.q_proj.bias")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [config("fp32", 0), config("bf16", 1), config("bf16", 2), config("bf16", 3)], ids=title)
+def test_frozen_parameters_are_kept_once_as_weights(case: Config) -> None:
+    _, logicals = goes_on_bit_for_bit(case, 2, FROZEN)
+    kinds = {("weight", name) for name in FROZEN} | {(kind, name) for kind in ADAMW for name in TRAINED - set(FROZEN)}
+    assert set(logicals) == kinds
+    assert {logicals["weight", name].dtype for name in FROZEN} == {torch.bfloat16 if case.precision.half_weights else torch.float32}
+
+
+def test_the_plain_engine_goes_on_bit_for_bit() -> None:
+    before, _ = goes_on_bit_for_bit(config("fp32", 0, engine="plain"), 1)
+    assert before[0].counters == {"applied": 3, "optimizer_step": 3, "scaler": None, "deepspeed": None}
+
+
+def reshard(stages: list[int], rank_counts: list[int]) -> int:
+    """Save under every (stage, ranks) and load under every (stage, ranks); the number of pairs that were equal bit for bit."""
+    cases = [config("fp32", stage) for stage in stages]
+    saved = []
+    for ranks in rank_counts:
+        for kept in zip(*run_ranks(saved_under, ranks, cases, timeout=300), strict=True):
+            saved.append((assemble(kept), kept[0].counters))
+    pairs = 0
+    # Another number of micro-batches in a step than when saving, for each number of ranks.
+    cases = [replace(case, batch=Batch(global_size=2 * case.batch.global_size, micro_size=MICRO_SIZE)) for case in cases]
+    for ranks in rank_counts:
+        for again in zip(*run_ranks(loaded_under, ranks, cases, saved, timeout=300), strict=True):
+            for kept, (logicals, counters) in zip(zip(*again, strict=True), saved, strict=True):
+                loaded = assemble(kept)
+                assert loaded.keys() == logicals.keys()
+                assert all(torch.equal(loaded[key], logicals[key]) for key in logicals)
+                assert {rank.counters for rank in kept} == {counters}
+                pairs += 1
+    return pairs
+
+
+def test_a_state_moves_between_stages_and_numbers_of_ranks() -> None:
+    assert reshard([2, 3], [1, 2]) == 16
+
+
+@pytest.mark.slow
+def test_a_state_moves_between_all_stages_and_numbers_of_ranks() -> None:
+    assert reshard([0, 1, 2, 3], [1, 2, 4]) == 144
+
+
+# ---------------------------------------------------------------- in this process
+
+
+def plain() -> PlainEngine:
+    engine = build(config("fp32", 0, engine="plain"), 0, 1, seed=1)
+    assert isinstance(engine, PlainEngine)
+    return engine
+
+
+def test_tags_are_the_names_and_shapes_of_the_parameter_table() -> None:
+    tags = [parameter.logical for parameter in plain().model.parameters()]  # type: ignore[attr-defined]
+    entries = {entry.name: entry.shape for entry in parameters.table(MODEL) if entry.tied_to is None}
+    assert {tag.name: tag.shape for tag in tags} == entries
+    assert all(tag.size == tag.shape and not any(tag.offset) and tag.primary for tag in tags)
+
+
+def test_a_new_engine_has_moments_of_zero_and_steps_as_if_never_asked() -> None:
+    asked, other = plain(), plain()
+    moments = [tensor for shard, tensor in state.collect(asked) if shard.kind != "master"]
+    assert len(moments) == 2 * len(TRAINED)
+    assert not any(bool(tensor.any()) for tensor in moments)
+    seed_training(1, 0)
+    first = train(asked, range(2), 0, 1)
+    seed_training(1, 0)
+    assert first == train(other, range(2), 0, 1)
+
+
+def test_what_another_tensor_rank_writes_is_not_collected_but_is_restored() -> None:
+    engine = plain()
+    replica = engine.model.get_parameter("final_norm.weight")
+    replica.logical = replace(replica.logical, primary=False)  # type: ignore[attr-defined]
+    written = {shard.logical.name for shard, _ in state.collect(engine)}
+    held = {shard.logical.name for shard, _ in state.collect(engine, complete=True)}
+    assert held - written == {"final_norm.weight"}
+
+
+def test_every_hash_sees_one_changed_element() -> None:
+    engine = plain()
+    train(engine, [0], 0, 1)
+    base, tensors = state.hashes(engine), state.tensor_hashes(engine)
+    (view,) = [tensor for shard, tensor in state.collect(engine) if (shard.kind, shard.logical.name) == ("exp_avg", "final_norm.weight")]
+    view[3] += 1
+    assert {name for name in base if state.hashes(engine)[name] != base[name]} == {"optimizer"}
+    assert {name for name in tensors if state.tensor_hashes(engine)[name] != tensors[name]} == {"exp_avg final_norm.weight"}
+    engine.applied += 1
+    changed = state.hashes(engine)
+    view[3] -= 1
+    assert state.hashes(engine)["optimizer"] not in (base["optimizer"], changed["optimizer"])

@@ -48,11 +48,11 @@ def stored(run_dir: Path) -> list[Any]:
     return records
 
 
-def a_run(run_dir: Path, mode: str, run_id: str | None) -> str:
+def a_run(run_dir: Path, mode: str, run_id: str | None, status: str = "done") -> str:
     sink = Wandb("framework", "tiny", {"model": {"hidden_size": 64}}, run_dir, mode, run_id)
     sink.train(STEP)
     sink.evaluation(EvalRecord(step=1, loss=5.5, tokens=100, samples=2, time_s=0.5))
-    sink.close("done")
+    sink.close(status)
     return sink.run_id
 
 
@@ -76,6 +76,15 @@ def test_an_offline_run_holds_every_number_over_our_own_step(tmp_path: Path) -> 
     assert (values[1]["step"], values[1]["eval/loss"]) == ("1", "5.5")
     axes = {record.metric.glob_name: record.metric.step_metric for record in records if record.WhichOneof("record_type") == "metric"}
     assert axes["*"] == "step"
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize(("status", "code", "preempted"), [("done", 0, 0), ("stopped", 1, 1), ("failed", 1, 0)])
+def test_how_the_run_ended_is_sent_along(tmp_path: Path, status: str, code: int, preempted: int) -> None:
+    a_run(tmp_path, "offline", None, status)
+    records = {record.WhichOneof("record_type"): record for record in stored(tmp_path)}
+    assert records["exit"].exit.exit_code == code
+    assert ("preempting" in records) == preempted
 
 
 @pytest.mark.usefixtures("_alone")

@@ -1,0 +1,116 @@
+"""From live tensors to what a writer reads: reused host memory for asynchronous saves, live memory for synchronous ones."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from framework.base.errors import RunError
+from framework.checkpoint.manifest import FilePlan
+from framework.checkpoint.save import Source
+from framework.checkpoint.shards import Shard
+from framework.checkpoint.state import DTYPES, State
+
+
+class Buffers:
+    """Shared host memory that holds the data of a checkpoint's files, byte for byte as they will be written.
+
+    Made once; grown at the first copy, and again only if the state grows. With `pin` the memory is registered with CUDA, so
+    that a copy from the accelerator runs beside its computations.
+    """
+
+    def __init__(self, memory: int, pin: bool = False) -> None:
+        """`memory` is a Writer's file of shared memory."""
+        self.memory, self.pin = memory, pin
+        self.map: mmap.mmap | None = None
+        self.layout: list[Shard] = []
+        self.views: list[Tensor] = []
+        self.stream: torch.Stream | None = None
+        self.event: torch.Event | None = None
+
+    def copy(self, state: State, files: Sequence[FilePlan]) -> None:
+        """Copy every shard to its place in `files`, as `manifest.arrange` planned them.
+
+        From an accelerator the copy is only begun, on a stream of its own and after the work queued so far: the tensors
+        must not change before `wait`. Raises RunError if the host has too little memory.
+        """
+        shards = [shard for shard, _ in state.shards]
+        if shards != self.layout:
+            self._lay_out(shards, files)
+        order = [at for plan in files for at in plan.members]
+        tensors = [state.shards[at][1].detach() for at in order]
+        if not tensors or tensors[0].device.type == "cpu":
+            for view, tensor in zip(self.views, tensors, strict=True):
+                view.copy_(tensor)
+            return
+        self.stream = self.stream or torch.Stream(device=tensors[0].device)
+        self.stream.wait_stream(torch.accelerator.current_stream(tensors[0].device))
+        with self.stream:
+            for view, tensor in zip(self.views, tensors, strict=True):
+                view.copy_(tensor, non_blocking=True)
+        self.event = self.stream.record_event()
+
+    def wait(self) -> None:
+        """Wait until a copy that was begun is complete."""
+        if self.event is not None:
+            self.event.synchronize()
+            self.event = None
+
+    def _lay_out(self, shards: list[Shard], files: Sequence[FilePlan]) -> None:
+        size = max((plan.start + plan.nbytes for plan in files), default=0)
+        if self.map is None or len(self.map) < size:
+            self._grow(size)
+        self.layout, self.views = shards, []
+        for plan in files:
+            at = plan.start
+            for shard in (shards[member] for member in plan.members):
+                assert self.map is not None
+                self.views.append(torch.frombuffer(self.map, dtype=DTYPES[shard.dtype], count=shard.length, offset=at))
+                at += shard.nbytes
+
+    def _grow(self, size: int) -> None:
+        """Have `size` bytes of touched memory: a first touch in the middle of a copy would cost more than the copy."""
+        free = free_memory() + (0 if self.map is None else len(self.map))
+        expected = f"{size} bytes of memory for a copy of this rank's state"
+        if free < size:
+            raise RunError("checkpoint.mode", f"{free} bytes", expected, "checkpoint=sync")
+        try:
+            os.posix_fallocate(self.memory, 0, max(size, 1))
+        except OSError as error:
+            raise RunError("checkpoint.mode", error.strerror, expected, "checkpoint=sync") from error
+        self.map = mmap.mmap(self.memory, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        if self.pin:
+            whole = torch.frombuffer(self.map, dtype=torch.uint8)
+            cudart = torch.cuda.cudart()
+            assert cudart is not None, "pin without CUDA"
+            torch.cuda.check_error(int(cudart.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)))
+
+
+def live(state: State) -> Source:
+    """The data of files straight from the state's tensors, for a save that the training waits for."""
+
+    def data(plan: FilePlan) -> Iterator[memoryview]:
+        for member in plan.members:
+            yield as_bytes(state.shards[member][1].detach().cpu())
+
+    return data
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a flat, contiguous CPU tensor; writing to it writes to the tensor."""
+    assert tensor.is_contiguous(), "a shard is a flat, contiguous view"
+    return tensor.view(torch.uint8).numpy().data
+
+
+def free_memory() -> int:
+    """Bytes that the host can still give without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise AssertionError("/proc/meminfo without MemAvailable")

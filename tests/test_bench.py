@@ -1,0 +1,80 @@
+"""The benchmark's fairness: both sides train the same thing, and the observer sees lines when they come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from framework.config.compose import compose
+from tests.bench import harness, overhead, workload
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_our_side_is_given_the_workload_of_the_bare_side(ranks: int | None, tmp_path: Path) -> None:
+    config = compose(overhead.ours(ranks, tmp_path / "cache").words(tmp_path, 25)[1:])
+    bare = workload.make_optimizer(workload.make_model()).param_groups
+    assert config.model == workload.MODEL
+    assert config.data.seq_length == workload.SEQ_LENGTH
+    assert config.batch.global_size == workload.MICRO_SIZE * workload.ACCUMULATION * (ranks or 1)
+    assert (config.optimizer.lr, config.clip_grad_norm) == (bare[0]["lr"], workload.CLIP)
+    assert (config.optimizer.beta1, config.optimizer.beta2) == bare[0]["betas"]
+    assert (config.optimizer.weight_decay, 0.0) == (bare[0]["weight_decay"], bare[1]["weight_decay"])
+    assert (config.steps, config.precision.dtype, config.eval.every) == (25, "fp32", -1)
+
+
+def test_the_model_has_ten_million_parameters() -> None:
+    # By hand: per block 4 x 320^2 attention, 3 x 320 x 864 feed-forward, 2 x 320 norms; one tied embedding 4096 x 320; final norm 320.
+    by_hand = 7 * (4 * 320**2 + 3 * 320 * 864 + 2 * 320) + 4096 * 320 + 320
+    assert sum(parameter.numel() for parameter in workload.make_model().parameters()) == by_hand
+
+
+def test_blocks_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def note(side: harness.Side, steps: int) -> harness.Block:
+        order.append(side.name)
+        return harness.Block(0.0, float(len(order)))
+
+    monkeypatch.setattr(harness, "run_block", note)
+    a, b = (harness.Side(name, None, lambda _folder, _steps: [], "") for name in "AB")
+    blocks_a, blocks_b = harness.alternate(a, b, pairs=4, steps=20)
+    assert "".join(order) == "AB" + "ABBAABBA"  # the first two are not counted
+    assert [block.step for block in blocks_a] == [3, 6, 7, 10]
+    assert [block.step for block in blocks_b] == [4, 5, 8, 9]
+
+
+def test_the_observer_notes_when_lines_appear(tmp_path: Path) -> None:
+    path, gap = tmp_path / "lines", 0.2
+    began = time.monotonic()
+
+    def write() -> None:
+        lines = workload.StepLines(path)
+        for step in range(3):
+            time.sleep(gap)
+            lines.step(step, 0.0)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    times = harness.watch(path, 3, lambda: True, began + 30)
+    writer.join()
+    assert len(times) == 3
+    for step, seen in enumerate(times):
+        assert seen - began >= gap * (step + 1)  # never before it was written
+    assert times[2] - began < 10
+
+
+def test_the_observer_stops_when_the_writer_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("one\ntwo\n")
+    assert len(harness.watch(path, 5, lambda: False, time.monotonic() + 30)) == 2
+
+
+def test_rows_give_the_ratio_of_neighbouring_blocks(tmp_path: Path) -> None:
+    a = [harness.Block(5.0, step) for step in (1.1, 2.2, 3.6)]
+    b = [harness.Block(4.0, step) for step in (1.0, 2.0, 3.0)]
+    step, first = overhead.rows("x", overhead.comparisons(tmp_path)["two_ranks"], a, b)
+    assert "| 2.200 | 2.000 | 1.100 (1.100 to 1.150) | <= 1.03 |" in step  # ratios 1.1, 1.1, 1.2
+    assert "| 5.00 | 4.00 | +1.00 s | <= +2 s |" in first
