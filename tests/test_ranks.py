@@ -143,19 +143,22 @@ def test_children_of_a_rank_go_with_it(tmp_path: Path) -> None:
 
 
 def test_ranks_die_when_the_test_process_dies(tmp_path: Path) -> None:
-    script = f"from tests.ranks import run_ranks; from tests.test_ranks import hangs; run_ranks(hangs, 2, {str(tmp_path)!r})"
-    pytest_like = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    notes, scratch = tmp_path / "notes", tmp_path / "scratch"
+    notes.mkdir()
+    scratch.mkdir()
+    script = f"from tests.ranks import run_ranks; from tests.test_ranks import hangs; run_ranks(hangs, 2, {str(notes)!r})"
+    pytest_like = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "TMPDIR": str(scratch)})
     try:
         until = time.monotonic() + 60
-        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < until:
+        while len(list(notes.iterdir())) < 2 and time.monotonic() < until:
             time.sleep(0.05)
     finally:
         pytest_like.kill()
         pytest_like.wait()
     until = time.monotonic() + 10
-    while alive(tmp_path) and time.monotonic() < until:
+    while alive(notes) and time.monotonic() < until:
         time.sleep(0.05)
-    assert alive(tmp_path) == []
+    assert alive(notes) == []
 
 
 def hangs(rank: int, world_size: int, folder: str) -> None:
@@ -167,14 +170,14 @@ def nothing(rank: int, world_size: int) -> None:
     pass
 
 
-def test_two_ranks_start_in_well_under_a_second() -> None:
+def test_two_ranks_start_in_under_a_second() -> None:
     run_ranks(nothing, 2)  # the server starts with the first call
     seconds = []
     for _ in range(5):
         began = time.monotonic()
         run_ranks(nothing, 2)
         seconds.append(time.monotonic() - began)
-    assert min(seconds) < 0.7
+    assert min(seconds) < 1.0  # 0.09 on two idle cores; the best of five, for a busy machine
 
 
 PROBE = """

@@ -6,6 +6,7 @@ which is renamed when it is complete; behind a URL there is no rename, and a fol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -56,8 +57,8 @@ class Attempt(Protocol):
         """Whether a process that writes for one of `ranks` may still be alive."""
         ...
 
-    def publish(self, manifest: Manifest) -> None:
-        """Make it a checkpoint."""
+    def publish(self, manifest: Manifest, rank: int) -> None:
+        """Make it a checkpoint, and end the work of `rank`."""
         ...
 
 
@@ -110,8 +111,9 @@ class LocalAttempt:
     def working(self, ranks: list[int]) -> bool:
         return any(is_working(self._mark(rank)) for rank in ranks)
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest, rank: int) -> None:
         self.put(MANIFEST, manifest.encode())  # flushes the folder as well
+        self.end(rank)  # not before: until the manifest is there, a sweep has to see that somebody is at work
         if self.final.exists():
             discard(self.final)  # the same step, written again after a restart from an earlier one
         try:
@@ -135,7 +137,7 @@ class RemoteAttempt:
 
     def begin(self, rank: int) -> None:
         self.files.makedirs(self.folder, exist_ok=True)
-        if rank == 0 and self.get(MANIFEST) is not None:
+        if rank == 0:
             self.remove(MANIFEST)  # the same step, written again: from here on it is incomplete
 
     def end(self, rank: int) -> None: ...
@@ -156,7 +158,7 @@ class RemoteAttempt:
             return None
 
     def remove(self, name: str) -> None:
-        if self.files.exists(f"{self.folder}/{name}"):
+        with contextlib.suppress(FileNotFoundError):
             self.files.rm_file(f"{self.folder}/{name}")
 
     def take_over(self, folder: str, name: str) -> File:
@@ -166,12 +168,16 @@ class RemoteAttempt:
     def working(self, ranks: list[int]) -> bool:
         return True  # nobody can be asked: the time limit decides
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest, rank: int) -> None:
+        known = {file.name for file in manifest.files}
+        for path in self.files.ls(self.folder, detail=False):
+            if (name := path.rpartition("/")[2]) not in known:  # left by a try on more ranks
+                self.remove(name)
         self.put(MANIFEST, manifest.encode())
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL and the path in it. Raises CheckpointError where fsspec or its driver is not there."""
+    """The fsspec file system of a URL or a local path, and the path in it. Raises CheckpointError where its driver is not installed."""
     try:
         import fsspec
 

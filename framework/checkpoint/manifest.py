@@ -103,9 +103,13 @@ class File:
     shapes: dict[str, list[int]]
 
     def pieces(self) -> list[Piece]:
-        """What the file holds; a piece's `key` is the tensor's name in it."""
-        shards = [from_row(row, self.shapes) for row in self.shards]
-        return [Piece(self.name, shard.key, shard) for shard in shards]
+        """What the file holds."""
+        found, at = [], self.data_start
+        for row in self.shards:
+            shard = from_row(row, self.shapes)
+            found.append(Piece(self.name, at, shard))
+            at += shard.nbytes
+        return found
 
 
 @dataclass(frozen=True)

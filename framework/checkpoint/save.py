@@ -102,8 +102,7 @@ def commit(job: Job, is_orphan: Callable[[], bool] = lambda: False) -> None:
         parts = _gather(attempt, job, is_orphan)
         for rank in range(job.ranks):
             attempt.remove(_part_name(rank))
-        attempt.end(job.rank)
-        attempt.publish(join(parts, job.step, job.small))
+        attempt.publish(join(parts, job.step, job.small), job.rank)
     except OSError as error:
         raise RunError(job.subject, error.strerror or error, "a folder that can be written") from error
     finally:

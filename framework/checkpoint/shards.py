@@ -75,10 +75,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Piece:
-    """A shard that is there to be read: tensor `key` of file `file`."""
+    """A shard that is there to be read: in file `file`, from byte `at` on."""
 
     file: str
-    key: str
+    at: int
     shard: Shard
 
     @cached_property
@@ -165,6 +165,8 @@ def overlaps(needed: Shard, present: Sequence[Piece]) -> list[Copy]:
 
     Raises CheckpointError if the pieces are of a tensor of another shape, or leave elements uncovered.
     """
+    if not present:
+        raise CheckpointError(f"{needed.kind} of {needed.logical.name}", "nothing", "the tensor: the checkpoint is of another model")
     for piece in present:
         if piece.shard.logical.shape != needed.logical.shape:
             raise CheckpointError(f"{needed.kind} of {needed.logical.name}", f"shape {list(piece.shard.logical.shape)}",

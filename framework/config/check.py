@@ -6,6 +6,7 @@ All run on the composed config before any process group, model or file exists. P
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "optimizer.lr": (0, None), "optimizer.weight_decay": (0, None), "optimizer.beta1": (0, 0.9999999), "optimizer.beta2": (0, 0.9999999),
     "optimizer.eps": (0, None), "optimizer.momentum": (0, 1),
     "schedule.warmup_steps": (0, None), "schedule.total_steps": (1, None), "schedule.min_ratio": (0, 1), "schedule.decay_steps": (0, None),
-    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.threads": (1, None), "launch.timeout": (1, None),
+    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
 }  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def check(config: Config, ranks: int, ranks_per_host: int) -> None:
     """Raise the ConfigError of the first rule that `config` breaks on `ranks` processes, `ranks_per_host` of them on each host."""
     for key, (least, greatest) in RANGES.items():
         value = value_at(config, key)
-        if value is None or ((least is None or value >= least) and (greatest is None or value <= greatest)):
+        if value is None or ((least is None or value >= least) and (value < math.inf if greatest is None else value <= greatest)):
             continue
         raise ConfigError(key, value, f"{least} or more" if greatest is None else f"{least} to {greatest}")
     case = Case(config, ranks, ranks_per_host)
@@ -242,9 +243,9 @@ def files(case: Case) -> Offence | None:
 
 
 def schedule_length(case: Case) -> Offence | None:
-    """warm-up and decay fit into schedule.total_steps"""
+    """warm-up and decay of wsd fit into schedule.total_steps"""
     s = case.config.schedule
-    if s.warmup_steps + s.decay_steps <= s.total_steps:
+    if s.name != "wsd" or s.warmup_steps + s.decay_steps <= s.total_steps:
         return None
     got = f"{s.warmup_steps} + decay {s.decay_steps}, total {s.total_steps}"
     return Offence("schedule.warmup_steps", got, "a shorter warm-up or decay")

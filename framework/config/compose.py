@@ -40,11 +40,18 @@ def compose(words: Sequence[str], conf: Path = CONF, extra: Path | None = None) 
     search = [] if extra is None else [f"hydra.searchpath=[file://{extra.resolve()}]"]
     try:
         with hydra.initialize_config_dir(str(conf), version_base="1.3"):
-            tree = hydra.compose("config", overrides=[*words, *search])
+            tree = hydra.compose("config", overrides=[*map(_as_choice, words), *search])
         plain = OmegaConf.to_container(tree, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise _letter(error, words) from None
     return build(Config, typing.cast("Mapping[str, Any]", plain))
+
+
+def _as_choice(word: str) -> str:
+    """`zero=1` as `zero='1'`: a number or null is refused as an unknown choice, not by a ValueError inside Hydra."""
+    key, _, value = word.partition("=")
+    groups = {"recipe", *(name for name, kind, _ in settings(Config) if dataclasses.is_dataclass(kind))}
+    return f"{key}='{value}'" if key in groups and re.fullmatch(r"[\w.+-]+", value) else word
 
 
 def register() -> None:

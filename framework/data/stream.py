@@ -7,14 +7,17 @@ and the rest follows from order.py. The random numbers of torch, numpy and Pytho
 from __future__ import annotations
 
 import atexit
+import ctypes
 import itertools
 import math
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +25,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from framework.base.errors import DataError, FrameworkError, RunError
+from framework.base.errors import EXIT_FAULT, DataError, FrameworkError, RunError
 from framework.data.order import positions, share
 from framework.data.tokens import Corpus
 
 IGNORE = -100
 MAX_WORKERS = 8
 ORDERED_AHEAD = 1024
+PR_SET_PDEATHSIG = 1  # of Linux's prctl(2): the signal that a process gets when its parent ends
 
 
 def default_workers(cores: int, ranks: int) -> int:
@@ -189,7 +193,7 @@ class _Reader:
             collate_fn=_unchanged,  # type: ignore[arg-type]
             num_workers=workers,
             prefetch_factor=settings.prefetch if workers else None,
-            worker_init_fn=_become_worker if workers else None,
+            worker_init_fn=partial(_become_worker, os.getpid()) if workers else None,
             # Fork: workers start in milliseconds and share the maps. They use numpy only, and no thread of the parent.
             multiprocessing_context="fork" if workers else None,
             generator=torch.Generator(),  # without one, DataLoader draws a seed from torch's global random numbers
@@ -232,8 +236,14 @@ def _unchanged(item: np.ndarray | DataError) -> np.ndarray | DataError:
     return item
 
 
-def _become_worker(worker: int) -> None:
-    """Runs first in each loader process. The trainer decides when a signal ends the run, and closes the workers then."""
+def _become_worker(trainer: int, worker: int) -> None:
+    """Runs first in each loader process: it lives as long as the process `trainer`, and no signal but that one's end stops it.
+
+    The trainer decides when a signal ends the run, and closes its workers then.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != trainer:
+        os._exit(EXIT_FAULT)  # it died before the line above; torch's own watch would take the new parent for it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

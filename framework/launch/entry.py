@@ -46,7 +46,7 @@ def run_entry(words: Sequence[str], task: Callable[[Entry], None]) -> int:
         options = _parse(kept)
         if _asks_to_show(options):
             return _show(kept, options) if process.first else EXIT_DONE
-        config = compose(options.overrides, extra=Path(options.config_dir) if options.config_dir else None)
+        config = _compose(options)
         check(config, process.ranks, process.ranks_per_host)
         _prepare(config, process)
         task(Entry(config, process, start_log("hydra.verbose=true" in options.overrides)))
@@ -67,7 +67,16 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     """Hydra's own command line. Raises ConfigError for what this framework does not take over from Hydra."""
     from hydra._internal.utils import get_args_parser
 
-    options = get_args_parser().parse_args(words)
+    parser = get_args_parser()
+    parser.exit_on_error = False  # it would speak on every rank
+    try:
+        options, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError(error.argument_name or "the command line", error.message, "an option as --hydra-help lists it") from None
+    for word in rest:  # argparse leaves words here that stand behind an option
+        if word.startswith("-"):
+            raise ConfigError(word, "an option that does not exist", "an option as --hydra-help lists it, or key=value")
+    options.overrides += rest
     if options.multirun:
         raise ConfigError("-m", "a sweep", "one run: sweeps are not built yet", "one command per run")
     if options.config_name or options.config_path or options.experimental_rerun:
@@ -79,6 +88,13 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _compose(options: argparse.Namespace) -> Config:
+    extra = Path(options.config_dir) if options.config_dir else None
+    if extra is not None and not extra.is_dir():
+        raise ConfigError("--config-dir", extra, "a folder with group folders in it, such as recipe/")
+    return compose(options.overrides, extra=extra)
+
+
 def _asks_to_show(options: argparse.Namespace) -> bool:
     return any((options.help, options.hydra_help, options.cfg, options.info, options.shell_completion))
 
@@ -88,9 +104,9 @@ def _show(words: Sequence[str], options: argparse.Namespace) -> int:
     import hydra
 
     if options.cfg or options.info:
-        compose(options.overrides)
+        _compose(options)
     register()
-    sys.argv[1:] = words
+    sys.argv[1:] = [*(word for word in words if word not in options.overrides), *options.overrides]
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda _: None)()
     return EXIT_DONE
 

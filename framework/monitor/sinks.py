@@ -129,7 +129,8 @@ class Wandb:
 
     `mode` is online, offline or disabled; None leaves it to wandb, which reads WANDB_MODE. Offline and disabled need neither a
     key nor a network. `run_id` None makes a new run; the id that was chosen is in the attribute of that name.
-    Raises ConfigError when the run would be online and there is no API key, StartError when the server does not answer.
+    Raises ConfigError when the run would be online and there is no API key, StartError when wandb
+    refuses a setting or its server does not answer within 30 seconds.
     """
 
     def __init__(self, project: str, name: str, config: dict[str, Any], run_dir: Path, mode: str | None, run_id: str | None) -> None:
@@ -141,10 +142,20 @@ class Wandb:
             if online and not wandb.login(prompt=False, verify=False):
                 raise ConfigError("monitor.wandb=true", got="no API key", expected="an API key of Weights & Biases", write=REMEDY)
             quiet = wandb.Settings(silent=True, console="off", init_timeout=30)
-            where: dict[str, Any] = {"project": project, "name": name, "dir": str(run_dir), "mode": mode}
-            run = wandb.init(**where, config=config, id=run_id, resume="allow", settings=quiet)
-        except wandb.Error as error:
-            raise StartError("monitor.wandb=true", got=str(error), expected="an answer from the W&B server", write=REMEDY) from error
+            run = wandb.init(
+                project=project,
+                name=name,
+                config=config,
+                dir=str(run_dir),
+                mode=mode,  # type: ignore[arg-type] (wandb checks the word)
+                id=run_id,
+                resume="allow",
+                settings=quiet,
+            )
+        except (wandb.Error, ValueError) as error:  # ValueError: an unknown WANDB_MODE and the like
+            got = " ".join(str(error).split())
+            expected = "settings that wandb takes and a server that answers"
+            raise StartError("monitor.wandb=true", got=got, expected=expected, write=REMEDY) from error
         # wandb's own counter only goes up; after a crash steps come twice, so ours is the x axis.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")

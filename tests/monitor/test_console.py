@@ -80,10 +80,24 @@ def test_skipped_steps_are_told_with_the_next_line(tmp_path: Path) -> None:
 
 def test_the_page_reads_from_name_to_folder(tmp_path: Path) -> None:
     text = "\n".join(plain(80, tmp_path))
-    parts = ["tiny\n", "435k parameters", "4 micro x 2 data x 4 accumulation", "nats/byte", "15/30      3.5000  held out, 25 samples", "The thing\nis done.",
-             "loss in nats per byte", "\ndone\n", "3.0000 nats per byte, step 30", "4.0000 nats per byte, step 30, best 3.5000 at step 15", "runs/tiny"]  # fmt: skip
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
+    parts = [
+        "tiny\n",
+        "435k parameters",
+        "4 micro x 2 data x 4 accumulation",
+        "nats/byte",
+        "15/30      3.5000  held out, 25 samples",
+        "The thing\nis done.",
+        "loss in nats per byte",
+        "\ndone\n",
+        "3.0000 nats per byte, step 30",
+        "4.0000 nats per byte, step 30, best 3.5000 at step 15",
+        "runs/tiny",
+    ]
+    at = 0
+    for part in parts:
+        assert part in text[at:], f"{part!r} is missing, or comes too early"
+        at = text.index(part, at) + len(part)
+    assert text[at:] == ""
 
 
 def test_the_end_looks_at_all_starts_of_the_run(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(2.10344, "2.1034"), (0.0, "0.0000"), (153.204, "153.20"), (1532000.0, "1.532e+06"), (math.nan, "nan"), (math.inf, "inf")]
+    ("value", "text"),
+    [(2.10344, "2.1034"), (0.0, "0.0000"), (153.204, "153.20"), (1532000.0, "1.532e+06"), (math.nan, "nan"), (math.inf, "inf")],
 )
 def test_losses(value: float, text: str) -> None:
     assert page.number(value) == text

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from framework.base.errors import StartError
 from framework.monitor.meters import EvalRecord
 from framework.monitor.sinks import Wandb
 from tests.monitor.test_sinks import STEP
@@ -85,6 +86,12 @@ def test_how_the_run_ended_is_sent_along(tmp_path: Path, status: str, code: int,
     records = {record.WhichOneof("record_type"): record for record in stored(tmp_path)}
     assert records["exit"].exit.exit_code == code
     assert ("preempting" in records) == preempted
+
+
+@pytest.mark.usefixtures("_alone")
+def test_an_unknown_mode_is_a_letter(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="'offline'"):
+        Wandb("framework", "tiny", {}, tmp_path, "of line", None)
 
 
 @pytest.mark.usefixtures("_alone")
