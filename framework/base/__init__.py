@@ -1,1 +1,1 @@
-
+"""What every room may lean on: errors, the log, safe writing of files."""

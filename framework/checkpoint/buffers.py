@@ -20,7 +20,7 @@ from framework.checkpoint.state import DTYPES, State
 class Buffers:
     """Shared host memory that holds the data of a checkpoint's files, byte for byte as they will be written.
 
-    Made once; grown at the first copy, and again only if the state grows. With `pin` the memory is registered with CUDA, so
+    Made once; it gets its size in `prepare`, or at the first copy, and again only if the state grows. With `pin` the memory is registered with CUDA, so
     that a copy from the accelerator runs beside its computations.
     """
 
@@ -39,9 +39,7 @@ class Buffers:
         From an accelerator the copy is only begun, on a stream of its own and after the work queued so far: the tensors
         must not change before `wait`. Raises RunError if the host has too little memory.
         """
-        shards = [shard for shard, _ in state.shards]
-        if shards != self.layout:
-            self._lay_out(shards, files)
+        self.prepare([shard for shard, _ in state.shards], files)
         order = [at for plan in files for at in plan.members]
         tensors = [state.shards[at][1].detach() for at in order]
         if not tensors or tensors[0].device.type == "cpu":
@@ -61,7 +59,10 @@ class Buffers:
             self.event.synchronize()
             self.event = None
 
-    def _lay_out(self, shards: list[Shard], files: Sequence[FilePlan]) -> None:
+    def prepare(self, shards: list[Shard], files: Sequence[FilePlan]) -> None:
+        """Have the memory ready, so that the first copy takes no longer than the others. Raises as `copy` does."""
+        if shards == self.layout:
+            return
         size = max((plan.start + plan.nbytes for plan in files), default=0)
         if self.map is None or len(self.map) < size:
             self._grow(size)

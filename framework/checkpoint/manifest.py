@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -130,7 +130,7 @@ class Manifest:
         return next(file for file in self.files if file.name == name)
 
     def encode(self) -> bytes:
-        body = asdict(self)
+        body = {**vars(self), "files": [vars(file) for file in self.files]}
         return json.dumps({"format": FORMAT, "xxh3_128": _digest(body), **body}).encode() + b"\n"
 
     @classmethod

@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import xxhash
@@ -80,8 +80,8 @@ def write_part(job: Job, source: Source) -> Result:
         nbytes = sum(file.size for file in files)
         if job.linked:
             files.append(attempt.take_over(job.linked, weights_name(job.rank)))
-        part = {"attempt": job.attempt, "files": [asdict(file) for file in files], "local": job.local}
-        attempt.put(_part_name(job.rank), json.dumps(part).encode())
+        part = {"attempt": job.attempt, "files": files, "local": job.local}
+        attempt.put(_part_name(job.rank), json.dumps(part, default=vars).encode())
         if job.rank != 0:  # rank 0 stays visible until it has committed
             attempt.end(job.rank)
     except OSError as error:

@@ -51,7 +51,7 @@ class Writer:
         """Begin a job whose data lies in the memory already. One at a time: the memory is in use until its result is there."""
         assert not self.pending, "a job was submitted while another one ran"
         self.pending.append(job)
-        self._send(json.dumps(asdict(job)).encode())
+        self._send(json.dumps(job, default=vars).encode())
 
     @property
     def busy(self) -> bool:

@@ -1,1 +1,1 @@
-
+"""Settings: every one once, how they are composed, and which do not go together."""

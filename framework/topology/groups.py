@@ -8,13 +8,15 @@ import socket
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from framework.base.errors import StartError
+from framework.base.errors import FrameworkError, StartError
 from framework.topology.grid import Grid, Place
+
+T = TypeVar("T")
 
 # What a launcher would have said to a single process.
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -41,13 +43,19 @@ class Groups:
         dist.all_reduce(total, group=self.control)
         return total.tolist()
 
-    def gather(self, value: str) -> list[str]:
-        """`value` of every rank, in rank order."""
+    def gather(self, value: T) -> list[T]:
+        """`value` of every rank, in rank order: small plain data."""
         if self.control is None:
             return [value]
-        everyone: list[str] = [""] * dist.get_world_size(self.control)
+        everyone: list[Any] = [None] * dist.get_world_size(self.control)
         dist.all_gather_object(everyone, value, group=self.control)
         return everyone
+
+    def raise_together(self, error: FrameworkError | None) -> None:
+        """Raise on every rank the error that the first rank with one has met; nothing if no rank has."""
+        for found in self.gather(error):
+            if found is not None:
+                raise found
 
 
 def accelerator() -> Any:

@@ -38,7 +38,7 @@ from framework.topology.random import seed_training
 from framework.trainer import folder
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Records, SampleLog
-from framework.trainer.loop import Hook, Position, Run
+from framework.trainer.run import Hook, Position, Run
 
 
 def build(config: Config, process: Process, log: Log) -> Run:
@@ -161,10 +161,6 @@ def _hooks(run: Run, groups: Groups, process: Process, corpora: Corpora, setting
         )
         console = Console(config, facts, Screen(highlight=False), run.folder / "metrics.jsonl")
         sinks = [JsonLines(run.folder / "metrics.jsonl"), console]
-        if config.monitor.wandb:
-            tracker = Wandb(config.monitor.wandb_project, config.name, to_dict(config), run.folder, None, runfile.tracker_run_id)
-            runfile.track(tracker.run_id)
-            sinks.append(tracker)
         console.begin()
         hooks.append(Records(sinks, runfile))
     if config.data.log_samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from framework.base.errors import DataError
@@ -14,21 +14,27 @@ from framework.topology.groups import Groups
 
 @dataclass(frozen=True)
 class Fed:
-    """This rank's micro-batches of one step, the trained tokens of the global batch, and the seconds waited for data."""
+    """This rank's micro-batches of one step, the trained tokens of the global batch, the seconds waited for data, the votes."""
 
     batch: Sequence[MicroBatch]
     tokens: int
     wait_s: float
+    votes: Mapping[str, float]
 
 
 class Feed:
-    """Reads the stream of this rank from a position on."""
+    """Reads the stream of this rank from a position on.
+
+    The one agreement that each step needs also carries votes: a hook enters a function in `votes`, and each step brings the
+    sum of its values over all ranks, so that all ranks can decide alike without a collective of their own.
+    """
 
     def __init__(self, stream: TrainingStream, groups: Groups, tensor_ranks: int, consumed_samples: int) -> None:
         """`tensor_ranks` is the number of ranks that read the same samples."""
         self.stream = stream
         self.groups = groups
         self.tensor_ranks = tensor_ranks
+        self.votes: dict[str, Callable[[], float]] = {}
         self._batches: Iterator[list[MicroBatch]] = stream.start(consumed_samples)
 
     def next(self) -> Fed:
@@ -41,16 +47,13 @@ class Feed:
         except DataError as error:
             fault = error
         wait_s = time.perf_counter() - began
-        tokens, faults = self.groups.agree([trained_tokens(batch), fault is not None])
+        names = list(self.votes)
+        cast = [float(self.votes[name]()) for name in names]
+        tokens, faults, *sums = self.groups.agree([trained_tokens(batch), fault is not None, *cast])
         if faults:
-            raise self._shared(fault)
-        return Fed(batch, round(tokens) // self.tensor_ranks, wait_s)
+            self.groups.raise_together(fault)
+        return Fed(batch, round(tokens) // self.tensor_ranks, wait_s, dict(zip(names, sums, strict=True)))
 
     def close(self) -> None:
         """Stop the loader processes."""
         self.stream.close()
-
-    def _shared(self, fault: DataError | None) -> DataError:
-        """The first rank's letter, the same on all ranks."""
-        letters = self.groups.gather(fault.letter() if fault is not None else "")
-        return DataError(next(filter(None, letters)))

@@ -15,7 +15,7 @@ from framework.monitor.meters import EvalRecord, TrainRecord, peak_memory_bytes,
 from framework.monitor.runfile import End, RunFile
 from framework.monitor.sinks import JsonLines, Sink
 from framework.topology.groups import Groups
-from framework.trainer.loop import Run, Turn
+from framework.trainer.run import Run, Turn
 
 
 class Quiet:

@@ -2,88 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
-
-from framework.config.schema import Config
-from framework.data.stream import MicroBatch
-from framework.engine.engine import Engine, StepOut
 from framework.monitor.runfile import End
-from framework.trainer.feed import Feed
-
-
-@dataclass
-class Position:
-    """How far a run has come."""
-
-    step: int = 0
-    consumed_samples: int = 0
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One finished turn of the loop, as hooks see it."""
-
-    step: int
-    batch: Sequence[MicroBatch]
-    out: StepOut
-    tokens: int
-    step_time_s: float
-    data_wait_s: float
-    last: bool
-
-
-class Clock:
-    """Seconds between finished steps, without what is measured apart (evaluation, saving)."""
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
-        return seconds
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What happens inside does not count."""
-        began = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - began
-
-
-class Hook(Protocol):
-    """Something that watches the loop. It may read everything and change nothing that a step depends on."""
-
-    def start(self, run: Run) -> None:
-        """Called once, before the first step."""
-        ...
-
-    def after_step(self, run: Run, turn: Turn) -> None:
-        """Called after each step, on every rank."""
-        ...
-
-    def end(self, run: Run, status: End) -> None:
-        """Called once, however the loop ended; status as in run.json."""
-        ...
-
-
-@dataclass
-class Run:
-    """Everything that the loop and its hooks work with; made by build.py."""
-
-    config: Config
-    folder: Path
-    engine: Engine
-    feed: Feed
-    position: Position
-    hooks: list[Hook] = field(default_factory=list)
-    clock: Clock = field(default_factory=Clock)
+from framework.trainer.run import Run, Turn
 
 
 def train(run: Run) -> None:
@@ -110,4 +30,4 @@ def _turn(run: Run) -> Turn:
     run.position.step += 1
     run.position.consumed_samples += run.config.batch.global_size
     step = run.position.step
-    return Turn(step, fed.batch, out, fed.tokens, run.clock.lap(), fed.wait_s, step == run.config.steps)
+    return Turn(step, fed.batch, out, fed.tokens, run.clock.lap(), fed.wait_s, fed.votes, step == run.config.steps)
