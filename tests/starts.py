@@ -43,11 +43,13 @@ def start(words: Sequence[str], environment: Mapping[str, str] | None = None, ta
     try:
         with (
             mock.patch.dict(os.environ, {**kept, **(environment or {})}, clear=True),
-            mock.patch.object(entry, "MANNERS_S", 0.0),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(output),
         ):
-            code = entry.run_entry(words, record)
+            try:
+                code = entry.run_entry(words, record)
+            except SystemExit as leaving:  # Hydra's way out of --help
+                code = int(leaving.code or 0)
     finally:
         logging.getLogger().handlers[:], sys.argv[:] = handlers, argv
         logging.getLogger().setLevel(level)

@@ -59,9 +59,3 @@ class StartError(FrameworkError):
 
 class RunError(FrameworkError):
     """Something outside this process broke a run under way: a lost rank, a full disk."""
-
-
-class CheckpointError(FrameworkError):
-    """A checkpoint is damaged, incomplete, of another model, or from a newer version: found before training starts."""
-
-    exit_code = EXIT_REFUSED

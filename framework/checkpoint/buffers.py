@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from framework.base.errors import RunError
+from framework.checkpoint.errors import SaveError
 from framework.checkpoint.manifest import FilePlan
 from framework.checkpoint.save import Source
 from framework.checkpoint.shards import Shard
@@ -20,8 +20,8 @@ from framework.checkpoint.state import DTYPES, State
 class Buffers:
     """Shared host memory that holds the data of a checkpoint's files, byte for byte as they will be written.
 
-    Made once; it gets its size in `prepare`, or at the first copy, and again only if the state grows. With `pin` the memory is registered with CUDA, so
-    that a copy from the accelerator runs beside its computations.
+    Made once; it gets its size in `prepare`, or at the first copy, and again only if the state grows. With `pin` the memory
+    is registered with CUDA, so that a copy from the accelerator runs beside its computations.
     """
 
     def __init__(self, memory: int, pin: bool = False) -> None:
@@ -32,32 +32,36 @@ class Buffers:
         self.views: list[Tensor] = []
         self.stream: torch.Stream | None = None
         self.event: torch.Event | None = None
+        self.sources: list[Tensor] = []  # kept until the copy is complete: freed memory would be given to others at once
 
     def copy(self, state: State, files: Sequence[FilePlan]) -> None:
         """Copy every shard to its place in `files`, as `manifest.arrange` planned them.
 
         From an accelerator the copy is only begun, on a stream of its own and after the work queued so far: the tensors
-        must not change before `wait`. Raises RunError if the host has too little memory.
+        must not change before `wait`. Raises SaveError if the host has too little memory.
         """
         self.prepare([shard for shard, _ in state.shards], files)
         order = [at for plan in files for at in plan.members]
         tensors = [state.shards[at][1].detach() for at in order]
-        if not tensors or tensors[0].device.type == "cpu":
-            for view, tensor in zip(self.views, tensors, strict=True):
-                view.copy_(tensor)
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+        if device is None:
+            self._copy(tensors)
             return
-        self.stream = self.stream or torch.Stream(device=tensors[0].device)
-        self.stream.wait_stream(torch.accelerator.current_stream(tensors[0].device))
+        self.stream = self.stream or torch.Stream(device=device)
+        self.stream.wait_stream(torch.accelerator.current_stream(device))
         with self.stream:
-            for view, tensor in zip(self.views, tensors, strict=True):
-                view.copy_(tensor, non_blocking=True)
-        self.event = self.stream.record_event()
+            self._copy(tensors)
+        self.event, self.sources = self.stream.record_event(), tensors
 
     def wait(self) -> None:
         """Wait until a copy that was begun is complete."""
         if self.event is not None:
             self.event.synchronize()
-            self.event = None
+            self.event, self.sources = None, []
+
+    def _copy(self, tensors: list[Tensor]) -> None:
+        for view, tensor in zip(self.views, tensors, strict=True):
+            view.copy_(tensor, non_blocking=True)  # from the CPU this waits all the same
 
     def prepare(self, shards: list[Shard], files: Sequence[FilePlan]) -> None:
         """Have the memory ready, so that the first copy takes no longer than the others. Raises as `copy` does."""
@@ -79,11 +83,11 @@ class Buffers:
         free = free_memory() + (0 if self.map is None else len(self.map))
         expected = f"{size} bytes of memory for a copy of this rank's state"
         if free < size:
-            raise RunError("checkpoint.mode", f"{free} bytes", expected, "checkpoint=sync")
+            raise SaveError("checkpoint.mode", f"{free} bytes", expected, "checkpoint=sync")
         try:
             os.posix_fallocate(self.memory, 0, max(size, 1))
         except OSError as error:
-            raise RunError("checkpoint.mode", error.strerror, expected, "checkpoint=sync") from error
+            raise SaveError("checkpoint.mode", error.strerror, expected, "checkpoint=sync") from error
         self.map = mmap.mmap(self.memory, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         if self.pin:
             whole = torch.frombuffer(self.map, dtype=torch.uint8)

@@ -16,8 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from framework.base.errors import CheckpointError
-from framework.base.files import fsync_folder, write_atomic
+from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.manifest import MANIFEST, File, Manifest, step_name
 
 TEMPORARY = ".tmp-"
@@ -89,7 +88,13 @@ class LocalAttempt:
         os.fsync(file.fileno())
 
     def put(self, name: str, content: bytes) -> None:
-        write_atomic(self.folder / name, content)
+        temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.folder / name)
+        _flush_names(self.folder)
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -122,7 +127,7 @@ class LocalAttempt:
             # A sweep that found the manifest may have done the rename for us.
             if Manifest.decode((self.final / MANIFEST).read_bytes(), str(self.final)).attempt != self.name:
                 raise
-        fsync_folder(self.final.parent)
+        _flush_names(self.final.parent)
 
     def _mark(self, rank: int) -> Path:
         return self.folder / f"rank_{rank:05d}.writing"
@@ -185,6 +190,15 @@ def filesystem(url: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise CheckpointError(url, str(error), "a URL that fsspec can open", "install its driver, or give a local folder") from error
     return files, path.rstrip("/")
+
+
+def _flush_names(folder: Path) -> None:
+    """Have the names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def discard(folder: Path) -> None:

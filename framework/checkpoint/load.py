@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from framework.base.errors import CheckpointError
 from framework.checkpoint.buffers import as_bytes
+from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.shards import ITEM_BYTES, Copy, Shard, index, overlaps
 from framework.checkpoint.state import DTYPES
 from framework.checkpoint.store import Checkpoint

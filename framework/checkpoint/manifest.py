@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from framework.base.errors import CheckpointError
+from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.shards import ITEM_BYTES, Piece, Shard, from_row, to_row
 
 FORMAT = 1

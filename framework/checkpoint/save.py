@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from framework.base.errors import RunError
+from framework.checkpoint.errors import SaveError
 from framework.checkpoint.folders import Attempt, open_attempt
 from framework.checkpoint.manifest import File, FilePlan, encode_header, join, weights_name
 
@@ -58,19 +58,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended: bytes that this rank wrote, seconds that it took (`wait_s`: for other ranks), a letter or ''."""
+    """How a job ended: bytes that this rank wrote, seconds without the wait for other ranks, and an error or ''."""
 
     step: int
     nbytes: int = 0
     write_s: float = 0.0
-    wait_s: float = 0.0
     error: str = ""
 
 
 def write_part(job: Job, source: Source) -> Result:
     """Write this rank's files and its part of the manifest.
 
-    Raises RunError where the disk refuses; what was written is then removed.
+    Raises SaveError where the disk refuses; what was written is then removed.
     """
     begun = time.monotonic()
     attempt = open_attempt(job.root, job.step, job.attempt)
@@ -80,14 +79,14 @@ def write_part(job: Job, source: Source) -> Result:
         nbytes = sum(file.size for file in files)
         if job.linked:
             files.append(attempt.take_over(job.linked, weights_name(job.rank)))
+        if job.rank != 0:  # rank 0 stays visible until it has committed; for the others nothing may come after the part
+            attempt.end(job.rank)
         part = {"attempt": job.attempt, "files": files, "local": job.local}
         attempt.put(_part_name(job.rank), json.dumps(part, default=vars).encode())
-        if job.rank != 0:  # rank 0 stays visible until it has committed
-            attempt.end(job.rank)
     except OSError as error:
         _give_up(attempt, job, error)
         expected = f"room for {sum(plan.nbytes for plan in job.files)} bytes, and the right to write"
-        raise RunError(job.subject, f"rank {job.rank}: {error.strerror or error}", expected) from error
+        raise SaveError(job.subject, f"rank {job.rank}: {error.strerror or error}", expected) from error
     return Result(job.step, nbytes, time.monotonic() - begun)
 
 
@@ -95,7 +94,7 @@ def commit(job: Job, is_orphan: Callable[[], bool] = lambda: False) -> None:
     """Wait for the parts of all ranks, write the manifest, publish.
 
     `is_orphan` says whether the trainer is gone: then ranks of which there is no sign are not waited for.
-    Raises RunError if a part does not come in time, a rank failed, or the disk refuses.
+    Raises SaveError if a part does not come in time, a rank failed, or the disk refuses.
     """
     attempt = open_attempt(job.root, job.step, job.attempt)
     try:
@@ -104,7 +103,7 @@ def commit(job: Job, is_orphan: Callable[[], bool] = lambda: False) -> None:
             attempt.remove(_part_name(rank))
         attempt.publish(join(parts, job.step, job.small), job.rank)
     except OSError as error:
-        raise RunError(job.subject, error.strerror or error, "a folder that can be written") from error
+        raise SaveError(job.subject, error.strerror or error, "a folder that can be written") from error
     finally:
         with contextlib.suppress(OSError):  # the failure that brought us here is the one to tell
             attempt.end(job.rank)
@@ -120,7 +119,7 @@ def _gather(attempt: Attempt, job: Job, is_orphan: Callable[[], bool]) -> list[d
             if part.get("attempt") != job.attempt:
                 continue  # not there yet; behind a URL an earlier try may have left its own
             if "error" in part:
-                raise RunError(job.subject, f"rank {rank}: {part['error']}", "a part of every rank")
+                raise SaveError(job.subject, f"rank {rank}: {part['error']}", "a part of every rank")
             parts[rank] = part
         missing = sorted(set(range(job.ranks)) - parts.keys())
         if not missing:
@@ -129,7 +128,7 @@ def _gather(attempt: Attempt, job: Job, is_orphan: Callable[[], bool]) -> list[d
         if not is_orphan() or attempt.working(missing):
             last_sign = now
         if now - begun > job.timeout_s or now - last_sign > ORPHAN_WAIT_S:
-            raise RunError(job.subject, f"no part of ranks {missing} after {now - begun:.1f} s", "a part of every rank")
+            raise SaveError(job.subject, f"no part of ranks {missing} after {now - begun:.1f} s", "a part of every rank")
         time.sleep(0.02)
 
 
@@ -168,8 +167,8 @@ def _give_up(attempt: Attempt, job: Job, error: OSError) -> None:
     with contextlib.suppress(OSError):  # where the disk refuses this too, rank 0's time limit tells it
         for plan in job.files:
             attempt.remove(plan.name)
-        attempt.put(_part_name(job.rank), json.dumps({"attempt": job.attempt, "error": error.strerror or str(error)}).encode())
         attempt.end(job.rank)
+        attempt.put(_part_name(job.rank), json.dumps({"attempt": job.attempt, "error": error.strerror or str(error)}).encode())
 
 
 def _part_name(rank: int) -> str:

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from framework.base.errors import CheckpointError
+from framework.checkpoint.errors import CheckpointError
 
 Ints = tuple[int, ...]
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}

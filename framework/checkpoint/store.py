@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from framework.base.errors import CheckpointError
+from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.folders import TEMPORARY, TRASH, discard, filesystem, is_working
 from framework.checkpoint.manifest import MANIFEST, Manifest, step_name, step_of
 

@@ -1,6 +1,6 @@
 """The process that writes checkpoints beside the training, one for each rank, and the trainer's handle on it. No torch.
 
-The process (`python -m framework.checkpoint.writer FD`) takes jobs as JSON lines on stdin, reads their data from the shared
+The process (`python -m framework.checkpoint.writer FD PID`) takes jobs as JSON lines on stdin, reads their data from the shared
 memory FD, and answers each with a line on stdout. It yields to the training (low CPU and I/O priority), is deaf to the
 signals that end a trainer, and when the trainer is gone finishes what it has begun and ends.
 
@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from framework.base.errors import FrameworkError, RunError
+from framework.checkpoint.errors import CheckpointError, SaveError
 from framework.checkpoint.manifest import FilePlan
 from framework.checkpoint.save import CHUNK, Job, Result, commit, write_part
 
@@ -42,7 +42,7 @@ class Writer:
         self.memory = os.memfd_create("checkpoint")
         package_root = Path(__file__).parents[2]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "framework.checkpoint.writer", str(self.memory)],
+            [sys.executable, "-m", "framework.checkpoint.writer", str(self.memory), str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self.memory], cwd=package_root, start_new_session=True,
         )  # fmt: skip
         self.pending: deque[Job] = deque()
@@ -59,13 +59,13 @@ class Writer:
         return bool(self.pending)
 
     def poll(self) -> Result | None:
-        """The result of the submitted job if it has ended, without waiting. Raises RunError where the job failed."""
+        """The result of the submitted job if it has ended, without waiting. Raises SaveError where the job failed."""
         assert self.process.stdout is not None
         ready = self.busy and select.select([self.process.stdout], [], [], 0)[0]
         return self.wait() if ready else None
 
     def wait(self) -> Result | None:
-        """Wait for the submitted job, if any. Raises RunError where the job failed."""
+        """Wait for the submitted job, if any. Raises SaveError where the job failed."""
         if not self.busy:
             return None
         assert self.process.stdout is not None
@@ -73,20 +73,22 @@ class Writer:
         job = self.pending.popleft()
         if not line.endswith(b"\n"):
             status = self.process.wait()
-            raise RunError(job.subject, f"the writer process ended with status {status}", "a writer that lives as long as its trainer")
+            raise SaveError(job.subject, f"the writer process ended with status {status}", "a writer that lives as long as its trainer")
         result = Result(**json.loads(line))
         if result.error:
-            raise RunError(result.error)
+            raise SaveError(result.error)
         return result
 
     def close(self) -> Result | None:
-        """Wait for the submitted job, if any, and end the process. Raises RunError where the job failed."""
+        """Wait for the submitted job, if any, and end the process; a second call does nothing. Raises SaveError where the job failed."""
         try:
             return self.wait()
         finally:
-            self._send(b"")  # closing the pipe would not do: a forked loader worker may hold it open
-            self.process.wait()
-            os.close(self.memory)
+            if self.memory >= 0:
+                self._send(b"")  # closing the pipe would not do: a forked loader worker may hold it open
+                self.process.communicate()
+                os.close(self.memory)
+                self.memory = -1
 
     def _send(self, line: bytes) -> None:
         assert self.process.stdin is not None
@@ -95,13 +97,12 @@ class Writer:
             self.process.stdin.flush()
 
 
-def main(memory: int) -> None:
-    """Serve jobs until the trainer says so or is gone."""
+def main(memory: int, trainer: int) -> None:
+    """Serve jobs until the process `trainer`, our parent, says so or is gone."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(10)
     _lower_io_priority()
-    trainer = os.getppid()
     for line in _lines(trainer):
         result = _serve(Job(**_with_plans(json.loads(line))), memory, trainer)
         try:
@@ -116,7 +117,7 @@ def _serve(job: Job, memory: int, trainer: int) -> Result:
         if job.rank == 0:
             commit(job, lambda: os.getppid() != trainer)
         return result
-    except FrameworkError as error:
+    except CheckpointError as error:
         return Result(job.step, error=error.letter())
     except Exception as error:  # whatever it is, the trainer has to hear of it
         return Result(job.step, error=f"{job.subject}: {type(error).__name__}: {error}")
@@ -160,4 +161,4 @@ def _lower_io_priority() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -65,7 +65,9 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "optimizer.lr": (0, None), "optimizer.weight_decay": (0, None), "optimizer.beta1": (0, 0.9999999), "optimizer.beta2": (0, 0.9999999),
     "optimizer.eps": (0, None), "optimizer.momentum": (0, 1),
     "schedule.warmup_steps": (0, None), "schedule.total_steps": (1, None), "schedule.min_ratio": (0, 1), "schedule.decay_steps": (0, None),
-    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
+    "checkpoint.memory_every": (0, None), "checkpoint.mtbf_hours": (0.001, None), "checkpoint.keep_last": (0, None),
+    "checkpoint.keep_every": (0, None), "checkpoint.keep_best": (0, None), "verify.hash_every": (0, None), "verify.steps": (2, None),
+    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.num_procs": (1, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
 }  # fmt: skip
 
 
@@ -268,6 +270,23 @@ def plain_engine(case: Case) -> Offence | None:
     return Offence("engine", got, "engine=deepspeed")
 
 
+def save_every(case: Case) -> Offence | None:
+    """checkpoint.every is a number of steps, 0 or more, or auto"""
+    every = case.config.checkpoint.every
+    if every == "auto" or every >= 0:
+        return None
+    return Offence("checkpoint.every", str(every), "checkpoint.every=auto")
+
+
+def save_memory(case: Case) -> Offence | None:
+    """shared memory is one host's: a run over several hosts saves to disk; and a run that saves nothing saves nothing there"""
+    checkpoint = case.config.checkpoint
+    if checkpoint.memory_every == 0 or (checkpoint.mode != "none" and case.ranks == case.ranks_per_host):
+        return None
+    got = f"{checkpoint.memory_every} with checkpoint.mode {checkpoint.mode}, {case.ranks} ranks, {case.ranks_per_host} on this host"
+    return Offence("checkpoint.memory_every", got, "checkpoint.memory_every=0")
+
+
 def sample_text(case: Case) -> Offence | None:
     """a printed sample needs ids that become text"""
     monitor = case.config.monitor
@@ -279,5 +298,5 @@ def sample_text(case: Case) -> Offence | None:
 RULES: tuple[Callable[[Case], Offence | None], ...] = (
     name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, offload_stage,
     pipeline_blocks, tensor_host, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
-    schedule_length, wsd_decay, plain_engine, sample_text,
+    schedule_length, wsd_decay, plain_engine, save_every, save_memory, sample_text,
 )  # fmt: skip

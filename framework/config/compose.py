@@ -78,9 +78,16 @@ def _twin(cls: type) -> type:
 def _omega_type(kind: Any) -> Any:
     if typing.get_origin(kind) is typing.Literal:
         return type(typing.get_args(kind)[0])
-    if isinstance(kind, types.UnionType):
-        return typing.Optional[next(k for k in typing.get_args(kind) if k is not type(None))]  # noqa: UP045 (OmegaConf's spelling)
-    return kind
+    if not _is_union(kind):
+        return kind
+    others = [k for k in typing.get_args(kind) if k is not type(None)]
+    if any(typing.get_origin(k) is typing.Literal for k in others):
+        return typing.Any  # `build` checks it; OmegaConf has no such type
+    return typing.Optional[others[0]]  # noqa: UP045 (OmegaConf's spelling)
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def settings(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
@@ -131,10 +138,11 @@ def _checked(key: str, kind: Any, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise ConfigError(key, repr(value), type_name(kind), f"{key}=[a,b]")
-    allowed = choices if isinstance(kind, types.UnionType) else (kind,)
+    allowed = choices if _is_union(kind) else (kind,)
     if float in allowed and type(value) is int:
         return float(value)
-    if type(value) not in allowed:
+    words = [word for k in allowed for word in typing.get_args(k)]
+    if type(value) not in allowed and value not in words:
         raise ConfigError(key, f"{value!r} ({type(value).__name__})", type_name(kind))
     return value
 
@@ -145,9 +153,9 @@ def type_name(kind: Any) -> str:
         return ", ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
         return "list of texts"
-    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    words = {type(None): "null", str: "text", bool: "true or false", int: "int", float: "float"}
-    return " or ".join(words[k] for k in allowed)
+    if _is_union(kind):
+        return " or ".join(type_name(k) for k in typing.get_args(kind))
+    return {type(None): "null", str: "text", bool: "true or false", int: "int", float: "float"}[kind]
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from framework.base.errors import ConfigError
 from framework.config.check import value_at
 from framework.config.compose import leaves
 from framework.config.schema import Config
@@ -39,6 +40,16 @@ def changes(old: Config, new: Config) -> list[Change]:
         for key, _, spec in leaves()
         if value_at(old, key) != value_at(new, key)
     ]
+
+
+def refuse_changes(listed: list[Change], config: Config, where: str) -> None:
+    """Raise ConfigError if `listed` changes what is learned and resume_changes does not allow it."""
+    meant = [change for change in listed if change.tag == "meaning"]
+    if not meant or config.resume_changes == "allow":
+        return
+    rows = "\n".join(f"            {change.key}: {change.old} there, {change.new} now" for change in meant)
+    write = "name=ANOTHER, resume=never to keep the old run beside the new, or resume_changes=allow to go on all the same"
+    raise ConfigError("name", f"{where}, a run of other settings:\n{rows}", "the same settings", write)
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -186,7 +186,25 @@ class Eval:
 class Checkpoint:
     """State kept on disk (not to be confused with `recompute`)."""
 
-    mode: Literal["none"] = free("none", "how state is saved")
+    mode: Literal["none", "sync", "async"] = free("async", "none: nothing; sync: the training waits; async: a process beside it writes")
+    every: int | Literal["auto"] = free("auto", "steps between saves to disk; auto: as many as make saving cost 5 %; 0: only the last step")
+    memory_every: int = free(0, "steps between saves to shared memory, which survive a kill of every process of this host; 0: never")
+    mtbf_hours: float | None = free(None, "mean time between failures: every=auto then takes the interval that loses least to both")
+    busy: Literal["wait", "skip"] = free("wait", "when a save is due while one is being written: wait for it, or leave the new one out")
+    keep_last: int = free(3, "newest checkpoints that stay; 0: all")
+    keep_every: int = free(0, "checkpoints of steps divisible by this stay too; 0: none")
+    keep_best: int = free(0, "this many checkpoints of the lowest held-out loss stay too")
+    root: str | None = free(None, "folder or fsspec URL of the checkpoints; null: checkpoints/ in the run folder")
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Proof that a run is the run it should be."""
+
+    hash_every: int = free(0, "steps between lines of hashes.jsonl: weights, optimizer, random numbers and data of every rank; 0: none")
+    tensors: bool = free(False, "hash every tensor by itself too, so that the first that differs can be named")
+    steps: int = free(6, "python -m framework.verify: steps before the first kill, and steps after the last")
+    matrix: Literal["none", "full"] = free("none", "full: walk every allowed precision, ZeRO stage and number of loader workers")
 
 
 @dataclass(frozen=True)
@@ -220,6 +238,7 @@ class Adapter:
 class Launch:
     """How processes use the machine."""
 
+    num_procs: int | None = free(None, "ranks that programs start by themselves (verify); null: the model's ranks, at least 2")
     threads: int | None = free(None, "CPU threads per rank; null: cores / ranks on this host")
     timeout: float = free(600.0, "seconds that a collective may wait for a rank before the run fails")
     shm_comm: bool = free(False, "compile DeepSpeed's shared-memory collectives for CPU ranks (minutes at the first start)")
@@ -236,7 +255,8 @@ class Config:
     compile: Literal["none", "blocks"] = layout("none", "torch.compile each block")
     clip_grad_norm: float = meaning(1.0, "gradients are scaled down to this global L2 norm; 0: never")
     output_root: str = free("runs", "folder of all runs")
-    resume: Literal["auto", "never"] = free("auto", "auto: go on where the folder stands; never: keep it as NAME.old-k, start fresh")
+    resume: str = free("auto", "auto: the newest checkpoint if any; must: one; never: NAME becomes NAME.old-k; or a path")
+    resume_changes: Literal["refuse", "allow"] = free("refuse", "whether a run may go on with other `meaning` settings")
     batch: Batch = block(Batch)
     eval: Eval = block(Eval)
     model: Model = block(Model)
@@ -248,6 +268,7 @@ class Config:
     optimizer: Optimizer = block(Optimizer)
     schedule: Schedule = block(Schedule)
     checkpoint: Checkpoint = block(Checkpoint)
+    verify: Verify = block(Verify)
     monitor: Monitor = block(Monitor)
     profile: Profile = block(Profile)
     adapter: Adapter = block(Adapter)

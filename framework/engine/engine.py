@@ -8,7 +8,7 @@ and the first thing to read; DeepSpeedEngine (sharded.py) is the product.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,8 @@ class Engine(Protocol):
     """The verbs that the loop and its hooks use."""
 
     device: torch.device
+    hold: Callable[[], None]
+    """Called in each step just before the optimizer changes the state: whoever still reads the old state waits here."""
 
     def step(self, batch: Sequence[MicroBatch], tokens: int) -> StepOut:
         """One optimizer step. `batch` is this rank's share, `tokens` the trained tokens of the global batch."""
@@ -73,6 +75,7 @@ class PlainEngine:
         self.config = config
         self.optimizer = make_optimizer(model, config.optimizer)
         self.applied = 0
+        self.hold: Callable[[], None] = do_nothing
 
     def step(self, batch: Sequence[MicroBatch], tokens: int) -> StepOut:
         lr = rate(self.config.schedule, self.config.optimizer, self.applied)
@@ -83,6 +86,7 @@ class PlainEngine:
             (loss / max(1, tokens)).backward()
             loss_sum += loss.detach()
         norm = clip(self.model, self.config.clip_grad_norm)
+        self.hold()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.applied += 1
@@ -99,6 +103,10 @@ class PlainEngine:
     def logits(self, ids: Tensor) -> Tensor:
         with torch.no_grad(), evaluation_mode(self.model):
             return self.model(ids)
+
+
+def do_nothing() -> None:
+    """Nobody reads the state."""
 
 
 def clip(model: nn.Module, limit: float) -> Tensor:

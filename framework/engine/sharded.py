@@ -8,7 +8,7 @@ samples are split over ranks and micro-batches. Read facts about DeepSpeed in te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import deepspeed
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from framework.config.schema import Config
 from framework.data.stream import MicroBatch
-from framework.engine.engine import StepOut, clip, evaluation_mode, trained_tokens
+from framework.engine.engine import StepOut, clip, do_nothing, evaluation_mode, trained_tokens
 from framework.engine.optim import make_optimizer, set_rate
 from framework.engine.precision import make_scaler, prepare_device
 from framework.engine.schedule import rate
@@ -46,6 +46,7 @@ class DeepSpeedEngine:
             self.engine.torch_autocast_z0_gradscaler = self.scaler
         self.device: torch.device = self.engine.device
         self.applied = 0
+        self.hold: Callable[[], None] = do_nothing
 
     def step(self, batch: Sequence[MicroBatch], tokens: int) -> StepOut:
         lr = rate(self.config.schedule, self.config.optimizer, self.applied)
@@ -57,8 +58,9 @@ class DeepSpeedEngine:
             loss = self.engine(micro.ids, micro.targets)
             self.engine.backward(loss * (self.data_ranks / max(1, tokens)), scale_wrt_gas=False)
             loss_sum += loss.detach()
-            if self.config.zero.stage == 0 and index == len(batch) - 1:
-                norm = self._clip_whole_gradients()
+            if index == len(batch) - 1:
+                norm = self._clip_whole_gradients() if self.config.zero.stage == 0 else None
+                self.hold()
             self.engine.step()
         dist.all_reduce(loss_sum, group=self.data_group)
         norm = float(self.engine.get_global_grad_norm()) if norm is None else float(norm)

@@ -103,7 +103,9 @@ def restore(engine: DeepSpeedEngine | PlainEngine, load: Callable[[Collected], N
     engine.applied = kept["applied"]
     _restore_scaler(engine, kept["scaler"])
     if not isinstance(engine, PlainEngine):
-        _restore_deepspeed_counters(engine, kept)
+        # Not its count of micro-batches: it finds the last one of a step by it, and another layout has another number of them.
+        for name, value in (kept["deepspeed"] or {}).items():
+            setattr(engine.engine, name, value)
 
 
 def hashes(engine: DeepSpeedEngine | PlainEngine) -> dict[str, str]:
@@ -256,14 +258,6 @@ def _restore_scaler(engine: DeepSpeedEngine | PlainEngine, kept: dict[str, Any] 
 def _dynamic_scaler(engine: DeepSpeedEngine) -> Any:
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return scaler if scaler is not None and scaler.dynamic else None
-
-
-def _restore_deepspeed_counters(engine: DeepSpeedEngine, kept: dict[str, Any]) -> None:
-    outer = engine.engine
-    for name, value in (kept["deepspeed"] or {"global_steps": kept["applied"]}).items():
-        setattr(outer, name, value)
-    # It finds the last micro-batch of a step by this count, whose meaning changes with the accumulation steps of the layout.
-    outer.micro_steps = outer.global_steps * outer.gradient_accumulation_steps()
 
 
 def _sharding(engine: DeepSpeedEngine | PlainEngine) -> tuple[int, int, int]:

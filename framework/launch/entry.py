@@ -23,7 +23,7 @@ from framework.config.schema import Config
 from framework.launch.environment import Process, default_threads, read_process, refuse_sweep, stale_compile_lock, strip_local_rank
 
 # Ranks other than the first wait this long before they speak of a refusal: the first has said it by then, if it met it too.
-MANNERS_S = 3.0
+MANNERS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Entry:
 
 def run_entry(words: Sequence[str], task: Callable[[Entry], None]) -> int:
     """Compose and check what `words` say, run `task`, and return the exit code."""
-    process = Process(ranks=int(os.environ.get("WORLD_SIZE", "1") or 1))
+    rank = os.environ.get("RANK", "")
+    process = Process(int(rank) if rank.isdecimal() else 0)  # enough to know who speaks, until the environment has been judged
     config: Config | None = None
     try:
         kept, flag = strip_local_rank(words)

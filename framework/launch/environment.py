@@ -5,10 +5,11 @@ Honours RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_P
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,11 +97,12 @@ def stale_compile_lock(environment: Mapping[str, str], older_than_s: float = 60.
 def _held_open(path: Path) -> bool:
     """Whether a compiler is at work in the lock's folder: some process has a file open or runs there."""
     folder = str(path.parent.resolve())
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = [os.readlink(process / "cwd"), *(os.readlink(fd) for fd in (process / "fd").iterdir())]
-        except OSError:
-            continue
-        if any(link == folder or link.startswith(folder + "/") for link in links):
-            return True
-    return False
+    return any(link == folder or link.startswith(folder + "/") for process in Path("/proc").glob("[0-9]*") for link in _open_paths(process))
+
+
+def _open_paths(process: Path) -> Iterator[str]:
+    """Working directory and open files of a /proc entry, as far as they can be read; some end while one looks."""
+    with contextlib.suppress(OSError):
+        for entry in [process / "cwd", *(process / "fd").iterdir()]:
+            with contextlib.suppress(OSError):
+                yield os.readlink(entry)

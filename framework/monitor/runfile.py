@@ -114,6 +114,11 @@ class RunFile:
         }
         write_json(self.path, self._facts)
 
+    def resolve(self, key: str, value: Any) -> None:
+        """Note what an `auto` setting became; it holds for later starts."""
+        self._facts["resolved"][key] = value
+        write_json(self.path, self._facts)
+
     def track(self, run_id: str) -> None:
         """Note the id under which the run is tracked, as soon as it is known: a later start needs it."""
         self._facts["tracker_run_id"] = run_id

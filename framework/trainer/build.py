@@ -5,8 +5,6 @@ The order is the order of what can go wrong: data and folder before the ranks me
 
 from __future__ import annotations
 
-import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,40 +14,41 @@ from rich.console import Console as Screen
 from framework.base.errors import ConfigError
 from framework.base.files import write_json
 from framework.base.log import Log
+from framework.checkpoint.writer import Writer
 from framework.config import identity, parameters
-from framework.config.compose import to_dict
 from framework.config.schema import Config
 from framework.data.prepare import Corpora, open_corpora
 from framework.data.stream import MicroBatch, StreamSettings, TrainingStream, default_workers, validation_batches
 from framework.data.tokens import Corpus
 from framework.engine.dsconfig import deepspeed_config
-from framework.engine.engine import Engine, PlainEngine
+from framework.engine.engine import PlainEngine
 from framework.engine.sharded import DeepSpeedEngine
+from framework.engine.state import tag
 from framework.launch.environment import Process, default_threads
 from framework.model.init import initialise
 from framework.model.transformer import Transformer, compile_blocks
-from framework.monitor.console import Console
 from framework.monitor.page import Facts
-from framework.monitor.runfile import RunFile, Start
-from framework.monitor.sinks import JsonLines, Sink, Wandb
+from framework.monitor.sinks import Sink
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, accelerator, connect, make_groups
 from framework.topology.random import seed_training
-from framework.trainer import folder
+from framework.trainer import folder, resume
 from framework.trainer.feed import Feed
-from framework.trainer.hooks import ClosingText, Evaluation, Records, SampleLog
+from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
+from framework.trainer.records import Records
 from framework.trainer.run import Hook, Position, Run
+from framework.trainer.saving import make_saver
 
 
 def build(config: Config, process: Process, log: Log) -> Run:
-    """A Run at its first step. `log` is opened once the run folder is claimed.
+    """A Run at its first step, or where its newest checkpoint stands. `log` is opened once the run folder is claimed.
 
     Raises DataError, ConfigError or StartError, as far as possible before any process group starts.
     """
     refuse_unbuilt(config)
-    threads = config.launch.threads or default_threads(process.ranks_per_host)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.launch.threads or default_threads(process.ranks_per_host))
     corpora = open_corpora(config.data, config.model.vocab_size, config.seed)
+    writer = Writer() if config.checkpoint.mode == "async" else None  # before anything touches an accelerator
     grid = make_grid(config, process.ranks)
     if config.engine == "deepspeed":
         accelerator().set_device(process.local_rank)
@@ -58,14 +57,22 @@ def build(config: Config, process: Process, log: Log) -> Run:
     run_folder = _claim_together(config, groups)
     log.open(run_folder / "logs" / f"rank_{process.rank}.log")
 
-    position = Position()
-    device = torch.device(accelerator().current_device_name())
-    engine = _engine(config, groups, grid, device)
+    found = resume.find(config, groups)
+    position = found.position if found is not None else Position()
+    listed = resume.meaning_changes(config, found, corpora.train.fingerprint()) if found is not None else []
+    engine = _engine(config, groups, grid, torch.device(accelerator().current_device_name()))
     settings = _stream_settings(config, groups, grid, process)
-    feed = Feed(TrainingStream(corpora.train, settings, device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
+    feed = Feed(TrainingStream(corpora.train, settings, engine.device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
     run = Run(config, run_folder, engine, feed, position)
-    run.hooks = _hooks(run, groups, process, corpora, settings)
+    records = Records(config, groups, _facts(config, corpora, process, position))
+    run.hooks = _hooks(run, groups, corpora, settings, records)
+    if config.checkpoint.mode != "none":
+        run.hooks.append(make_saver(run, groups, records, writer, corpora.train.fingerprint()))
+
     seed_training(config.seed, groups.place.data)
+    if found is not None:
+        resume.restore(run, found)
+        records.event(resume.event(found, listed, resume.restore_random(config, found, groups)))
     return run
 
 
@@ -108,12 +115,13 @@ def _claim_together(config: Config, groups: Groups) -> Path:
     if groups.rank == 0:
         folder.claim(config)
     groups.agree([0.0])  # nobody writes before the folder is there
-    return Path(config.run_dir)
+    return folder.run_folder(config)
 
 
-def _engine(config: Config, groups: Groups, grid: Grid, device: torch.device) -> Engine:
+def _engine(config: Config, groups: Groups, grid: Grid, device: torch.device) -> DeepSpeedEngine | PlainEngine:
     model = Transformer(config.model)
     initialise(model, config.model, config.seed)
+    tag(model)
     model.to(device)
     if config.compile == "blocks":
         compile_blocks(model)
@@ -141,39 +149,34 @@ def _stream_settings(config: Config, groups: Groups, grid: Grid, process: Proces
     )
 
 
-def _hooks(run: Run, groups: Groups, process: Process, corpora: Corpora, settings: StreamSettings) -> list[Hook]:
-    """The hooks in the order in which they are called after a step. The first rank records and shows."""
-    config = run.config
-    sinks: list[Sink] = []
-    hooks: list[Hook] = []
-    console = None
-    hosts = sorted(set(groups.gather(socket.gethostname())))
-    if process.first:
-        runfile = RunFile(run.folder / "run.json")
-        runfile.begin(Start(sys.argv, process.ranks, hosts, identity.meaning_hash(config), run.position.step + 1))
-        facts = Facts(
-            parameters=parameters.count(config.model),
-            ranks=process.ranks,
-            device=accelerator().device_name(),
-            tokens=_tokens(corpora.train),
-            held_out_tokens=_tokens(corpora.validation) if corpora.validation is not None else 0,
-            first_step=run.position.step + 1,
-        )
-        console = Console(config, facts, Screen(highlight=False), run.folder / "metrics.jsonl")
-        sinks = [JsonLines(run.folder / "metrics.jsonl"), console]
-        console.begin()
-        hooks.append(Records(sinks, runfile))
-    if config.data.log_samples:
-        hooks.append(SampleLog(run.folder / "samples.jsonl", groups))
-    if corpora.validation is not None and config.eval.every >= 0:
-        hooks.append(_evaluation(run, corpora, settings, sinks))
-    if config.monitor.sample_tokens > 0:
-        hooks.append(ClosingText(console))
-    return hooks
+def _facts(config: Config, corpora: Corpora, process: Process, position: Position) -> Facts:
+    return Facts(
+        parameters=parameters.count(config.model),
+        ranks=process.ranks,
+        device=accelerator().device_name(),
+        tokens=_tokens(corpora.train),
+        held_out_tokens=_tokens(corpora.validation) if corpora.validation is not None else 0,
+        first_step=position.step + 1,
+    )
 
 
 def _tokens(corpus: Corpus) -> int:
     return sum(stop - start for start, stop in corpus.spans)
+
+
+def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings, records: Records) -> list[Hook]:
+    """The hooks in the order in which they are called after a step; they end in the opposite order."""
+    config = run.config
+    hooks: list[Hook] = [records]
+    if config.data.log_samples:
+        hooks.append(SampleLog(run.folder / "samples.jsonl", groups))
+    if config.verify.hash_every > 0:
+        hooks.append(Hashes(run.folder / "hashes.jsonl", groups, resume.random_state))
+    if corpora.validation is not None and config.eval.every >= 0:
+        hooks.append(_evaluation(run, corpora, settings, records.sinks))
+    if config.monitor.sample_tokens > 0:
+        hooks.append(ClosingText(records.console))
+    return hooks
 
 
 def _evaluation(run: Run, corpora: Corpora, settings: StreamSettings, sinks: list[Sink]) -> Evaluation:

@@ -9,7 +9,7 @@ import yaml
 from framework.base.errors import ConfigError
 from framework.base.files import write_atomic
 from framework.config.compose import build, to_dict
-from framework.config.identity import changes
+from framework.config.identity import changes, refuse_changes
 from framework.config.schema import Config
 from framework.monitor.runfile import RunFile
 
@@ -19,23 +19,26 @@ def inspect(config: Config) -> bool:
 
     Raises ConfigError if the folder holds a run of another meaning, or something that is no run.
     """
-    folder = Path(config.run_dir)
+    folder = run_folder(config)
     kept = folder / "config.yaml"
-    if config.resume == "never" or not folder.exists() or not any(p.name != "logs" for p in folder.iterdir()):
+    if not folder.exists() or not any(p.name != "logs" for p in folder.iterdir()):
         return False
     if not kept.exists():
         raise ConfigError("name", f"{folder}, a folder that is no run", "a run folder, or a free name", f"name=ANOTHER, or move {folder}")
-    other = [change for change in changes(read_config(kept), config) if change.tag == "meaning"]
-    if other:
-        listed = "; ".join(f"{c.key}: {c.old} there, {c.new} now" for c in other)
-        write = "name=ANOTHER, or resume=never to keep the old run beside the new"
-        raise ConfigError("name", f"{folder}, the run of another config ({listed})", "the same settings", write)
+    if config.resume == "never":
+        return False
+    refuse_changes(changes(read_config(kept), config), config, str(folder))
     return RunFile(folder / "run.json").status == "done" and read_config(kept).steps >= config.steps
+
+
+def run_folder(config: Config) -> Path:
+    """The folder of the config's run."""
+    return Path(config.run_dir)
 
 
 def claim(config: Config) -> Path:
     """Make the run folder, on the first rank: a used one is kept as NAME.old-k where resume=never."""
-    folder = Path(config.run_dir)
+    folder = run_folder(config)
     if config.resume == "never" and (folder / "config.yaml").exists():
         number = 1
         while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():

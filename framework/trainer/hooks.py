@@ -1,4 +1,4 @@
-"""What watches the loop: records, evaluation, logged samples, the closing text. None of them changes what a step computes."""
+"""Small hooks: evaluation, logged samples, hashes, the closing text. None of them changes what a step computes."""
 
 from __future__ import annotations
 
@@ -6,59 +6,20 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from framework.data.prepare import decode
 from framework.data.stream import MicroBatch
+from framework.engine import state
 from framework.infer.sample import sample
 from framework.monitor.console import Console
-from framework.monitor.meters import EvalRecord, TrainRecord, peak_memory_bytes, rate
-from framework.monitor.runfile import End, RunFile
+from framework.monitor.meters import EvalRecord
+from framework.monitor.runfile import End
 from framework.monitor.sinks import JsonLines, Sink
 from framework.topology.groups import Groups
-from framework.trainer.run import Run, Turn
-
-
-class Quiet:
-    """A hook that does nothing at any moment; the others say what they do instead."""
-
-    def start(self, run: Run) -> None: ...
-
-    def after_step(self, run: Run, turn: Turn) -> None: ...
-
-    def end(self, run: Run, status: End) -> None: ...
-
-
-class Records(Quiet):
-    """Each step's record to every sink, and the run's end to run.json. On the first rank only."""
-
-    def __init__(self, sinks: Sequence[Sink], runfile: RunFile) -> None:
-        self.sinks = sinks
-        self.runfile = runfile
-
-    def after_step(self, run: Run, turn: Turn) -> None:
-        record = TrainRecord(
-            step=turn.step,
-            loss=turn.out.loss,
-            grad_norm=turn.out.grad_norm,
-            lr=turn.out.lr,
-            tokens=turn.tokens,
-            samples=run.config.batch.global_size,
-            loss_scale=turn.out.loss_scale,
-            skipped=turn.out.skipped,
-            step_time_s=turn.step_time_s,
-            tokens_per_s=rate(turn.tokens, turn.step_time_s),
-            data_wait_s=turn.data_wait_s,
-            applied=turn.out.applied,
-            consumed_samples=run.position.consumed_samples,
-            memory_bytes=peak_memory_bytes(run.engine.device),
-        )
-        for sink in self.sinks:
-            sink.train(record)
-
-    def end(self, run: Run, status: End) -> None:
-        for sink in self.sinks:
-            sink.close(status)
-        self.runfile.finish(status)
+from framework.trainer.run import Quiet, Run, Turn
 
 
 class Evaluation(Quiet):
@@ -100,6 +61,33 @@ class SampleLog(Quiet):
     def end(self, run: Run, status: End) -> None:
         if self.lines is not None:
             self.lines.close(status)
+
+
+class Hashes(Quiet):
+    """hashes.jsonl: what decides the next step, as hashes of every rank, written by the first one."""
+
+    def __init__(self, path: Path, groups: Groups, random_state: Callable[[], dict[str, Any]]) -> None:
+        self.groups = groups
+        self.random_state = random_state
+        self.lines = JsonLines(path) if groups.rank == 0 else None
+
+    def after_step(self, run: Run, turn: Turn) -> None:
+        if turn.step % run.config.verify.hash_every != 0 and not turn.last:
+            return
+        read = [micro.indices.tolist() for micro in turn.batch]
+        found = state.hashes(run.engine) | {"rng": digest(self.random_state()), "data": digest(read)}
+        for rank, hashes in enumerate(self.groups.gather(found)):
+            if self.lines is not None:
+                self.lines.write({"step": turn.step, "rank": rank, **hashes})
+
+    def end(self, run: Run, status: End) -> None:
+        if self.lines is not None:
+            self.lines.close(status)
+
+
+def digest(value: Any) -> str:
+    """xxh3_128 of plain data."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
 class ClosingText(Quiet):

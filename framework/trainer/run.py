@@ -11,7 +11,8 @@ from typing import Protocol
 
 from framework.config.schema import Config
 from framework.data.stream import MicroBatch
-from framework.engine.engine import Engine, StepOut
+from framework.engine.engine import PlainEngine, StepOut
+from framework.engine.sharded import DeepSpeedEngine
 from framework.monitor.runfile import End
 from framework.trainer.feed import Feed
 
@@ -74,13 +75,23 @@ class Hook(Protocol):
         ...
 
 
+class Quiet:
+    """A hook that does nothing at any moment; the others say what they do instead."""
+
+    def start(self, run: Run) -> None: ...
+
+    def after_step(self, run: Run, turn: Turn) -> None: ...
+
+    def end(self, run: Run, status: End) -> None: ...
+
+
 @dataclass
 class Run:
     """Everything that the loop and its hooks work with; made by build.py."""
 
     config: Config
     folder: Path
-    engine: Engine
+    engine: DeepSpeedEngine | PlainEngine
     feed: Feed
     position: Position
     hooks: list[Hook] = field(default_factory=list)

@@ -1,9 +1,8 @@
-"""States of small logical tensors, divided as tensor and data ranks divide them, and the way to save them."""
+"""A few logical tensors, and the way to save them under any layout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -12,37 +11,9 @@ import torch
 from framework.checkpoint.buffers import live
 from framework.checkpoint.manifest import arrange
 from framework.checkpoint.save import Job, commit, write_part
-from framework.checkpoint.shards import Logical, Shard, equal_parts
-from framework.checkpoint.state import State
+from tests.checkpoint.layouts import state_of
 
 Save = Callable[..., Path]
-
-
-def local_tensors(shapes: dict[str, tuple[int, ...]], tensor_ranks: int, rank: int) -> list[Logical]:
-    """Matrices split on axis 0, padded up to a multiple of the ranks; vectors are replicas that tensor rank 0 writes."""
-    found = []
-    for name, shape in shapes.items():
-        if len(shape) < 2:
-            found.append(Logical(name, shape, (0,) * len(shape), shape, primary=rank == 0))
-        else:
-            rows = -(-shape[0] // tensor_ranks)
-            found.append(Logical(name, shape, (rows * rank, *(0 for _ in shape[1:])), (rows, *shape[1:])))
-    return found
-
-
-def state_of(tensors: dict[str, torch.Tensor], tensor_ranks: int, data_ranks: int, rank: int) -> State:
-    """The part of rank `rank` of the logical `tensors`: kind master as they are, kind exp_avg twice as much."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    shards = []
-    for logical in local_tensors(shapes, tensor_ranks, rank // data_ranks):
-        start, length = equal_parts(prod(logical.size), data_ranks, rank % data_ranks)
-        padded = torch.full(logical.size, -1.0)
-        rows = slice(logical.offset[0], logical.offset[0] + logical.size[0])
-        kept = tensors[logical.name][rows]
-        padded[: len(kept)] = kept
-        for kind, factor in (("master", 1), ("exp_avg", 2)) if logical.primary else ():
-            shards.append((Shard(kind, logical, start, length, "F32"), (padded * factor).flatten()[start : start + length].clone()))
-    return State(shards, {"step": 0}, {"rank": rank})
 
 
 @pytest.fixture
@@ -54,14 +25,14 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def save(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Save:
-    """save(step, tensor_ranks=1, data_ranks=1, root=..., linked=..., extra=...): a synchronous save of all ranks, one after the other."""
+    """save(step, tensor_ranks=1, data_ranks=1, root=...): a synchronous save of all ranks, one after the other."""
 
-    def run(step: int, tensor_ranks: int = 1, data_ranks: int = 1, root: str = str(tmp_path), linked: str = "") -> Path:
+    def run(step: int, tensor_ranks: int = 1, data_ranks: int = 1, root: str = str(tmp_path)) -> Path:
         ranks, jobs = tensor_ranks * data_ranks, []
         for rank in range(ranks):
             state = state_of(tensors, tensor_ranks, data_ranks, rank)
             files = arrange([shard for shard, _ in state.shards], rank)
-            jobs.append(Job(root, step, f"try-{step}", rank, ranks, files, {"step": step}, state.local, linked, timeout_s=1.0))
+            jobs.append(Job(root, step, f"try-{step}", rank, ranks, files, {"step": step}, state.local, timeout_s=1.0))
             write_part(jobs[-1], live(state))
         commit(jobs[0])
         return Path(root) / f"step_{step:08d}"

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from framework.base.errors import CheckpointError
+from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.shards import Copy, Logical, Piece, Shard, boxes, equal_parts, from_row, index, overlaps, to_row
 
 
@@ -31,24 +31,27 @@ def every_small_local() -> Iterator[Logical]:
                 yield Logical("t", shape, (before, *(1 for _ in size[1:])), size)
 
 
+def shifted(offset: tuple[int, ...], point: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip(offset, point, strict=True))
+
+
 def test_boxes_are_exactly_the_elements_of_a_flat_range() -> None:
     count = 0
     for logical in every_small_local():
         total = prod(logical.size)
         # Logical coordinates of each flat local element, from numpy.
-        coordinates = np.stack(np.indices(logical.size), -1).reshape(total, len(logical.size)) + np.array(logical.offset, int)
-        kept = (coordinates < np.array(logical.shape, int)).all(axis=1)
+        coordinates = [shifted(logical.offset, point) for point in np.ndindex(*logical.size)]
+        kept = [all(c < n for c, n in zip(point, logical.shape, strict=True)) for point in coordinates]
         for start in range(total + 1):
             for length in range(total - start + 1):
                 found = boxes(shard(logical, start, length))
                 got = {}
                 for box in found:
-                    points = np.stack(np.indices(box.size), -1).reshape(-1, len(box.size)) + np.array(box.offset, int)
-                    for at, point in enumerate(map(tuple, points.tolist())):
+                    for at, point in enumerate(shifted(box.offset, inner) for inner in np.ndindex(*box.size)):
                         assert point not in got
                         got[point] = box.source + at
                 wanted = range(start, start + length)
-                assert got == {tuple(coordinates[flat].tolist()): flat - start for flat in wanted if kept[flat]}
+                assert got == {coordinates[flat]: flat - start for flat in wanted if kept[flat]}
                 assert len(found) <= max(1, 2 * len(logical.size) - 1)
                 count += 1
     assert count > 5000

@@ -13,7 +13,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.nn.functional as F
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from framework.base.errors import ConfigError
@@ -137,9 +137,14 @@ class Bigram(nn.Module):
         return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
-def transformer(model: Model, seed: int = 1) -> Transformer:
+def transformer(model: Model) -> Transformer:
+    """With biases that are not zero: a key bias has no gradient in exact arithmetic, and rounding is no measure for rounding."""
     module = Transformer(model)
-    initialise(module, model, seed)
+    initialise(module, model, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_(0.0, 0.1, generator=generator)
     return module
 
 
@@ -174,20 +179,23 @@ def masters(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Tensor]:
 
 
 def moments(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    """Both Adam moments, whole, as far as they exist yet. A collective."""
-    found = {}
-    for name, parameter in engine.engine.module.named_parameters():
-        for kind in ("exp_avg", "exp_avg_sq"):
-            if engine.config.zero.stage == 0:
-                tensor: Any = engine.optimizer.state[parameter].get(kind)
-            else:
-                tensor = safe_get_full_optimizer_state(parameter, kind)
-            if tensor is not None:
-                found[f"{name} {kind}"] = tensor.clone()
-    return found
+    """Both Adam moments of this rank's part, as they lie in torch's optimizer; none before the first applied update makes them."""
+    states = enumerate(inner_optimizer(engine).state.values())
+    return {f"{number} {kind}": state[kind].clone() for number, state in states for kind in ("exp_avg", "exp_avg_sq") if kind in state}
+
+
+def adam_steps(engine: DeepSpeedEngine) -> set[int]:
+    """The step counts inside torch's AdamW on this rank; more than one number would be a fault."""
+    return {int(state["step"]) for state in inner_optimizer(engine).state.values() if "step" in state}
+
+
+def inner_optimizer(engine: DeepSpeedEngine) -> torch.optim.Optimizer:
+    """torch's own, inside DeepSpeed's at stages 1 to 3."""
+    return engine.optimizer if engine.config.zero.stage == 0 else engine.optimizer.optimizer
 
 
 def distance(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
     """The largest norm-relative difference over the tensors."""
     assert got.keys() == want.keys()
     return max(float((got[name].double() - want[name].double()).norm() / want[name].double().norm().clamp_min(1e-30)) for name in want)
+

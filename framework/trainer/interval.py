@@ -1,0 +1,53 @@
+"""When to save: every so many steps as told, or so seldom that saving costs little. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+COST_SHARE = 20
+"""every=auto: the training between two saves lasts this many times as long as a save costs, an overhead of 5 %."""
+FIRST_PROBE, SECOND_PROBE = 5, 10
+"""every=auto: steps that save in order to be measured. The first allocates its buffers, the second tells."""
+
+
+def interval_s(cost_s: float, mtbf_hours: float | None) -> float:
+    """Seconds between two saves that each cost `cost_s` seconds of training.
+
+    Without a mean time between failures: COST_SHARE x cost. With one: sqrt(2 x cost x MTBF), which minimises the sum of
+    what saving costs and what a failure loses (Young 1974, equation 1; Daly 2006 for its range).
+    """
+    return COST_SHARE * cost_s if mtbf_hours is None else math.sqrt(2 * cost_s * mtbf_hours * 3600)
+
+
+class Interval:
+    """Says at which steps to save.
+
+    A fixed interval saves at its multiples. `auto` saves at two early steps and then, when it has learned the cost of the
+    second, `steps` after the last save; what it has chosen holds for the rest of the run and at resume.
+    """
+
+    def __init__(self, every: int | None, chosen: int | None, mtbf_hours: float | None) -> None:
+        """`every` None stands for auto; `chosen` is what an earlier start of the run has settled on."""
+        self.fixed = every
+        self.steps = chosen
+        self.mtbf_hours = mtbf_hours
+        self._last = 0
+
+    def due(self, step: int) -> bool:
+        """Whether step `step` is to be saved."""
+        if self.fixed is not None:
+            return self.fixed > 0 and step % self.fixed == 0
+        if self.steps is None:
+            return step in (FIRST_PROBE, SECOND_PROBE)
+        return step - self._last >= self.steps
+
+    def saved(self, step: int) -> None:
+        """A save of `step` has begun (or was found at the start)."""
+        self._last = step
+
+    def learn(self, cost_s: float, step_s: float) -> int | None:
+        """Take in what the last save cost, both in seconds; the interval in steps if it has just been chosen."""
+        if self.fixed is not None or self.steps is not None or self._last < SECOND_PROBE:
+            return None
+        self.steps = max(1, math.ceil(interval_s(cost_s, self.mtbf_hours) / max(step_s, 1e-9)))
+        return self.steps

@@ -1,0 +1,262 @@
+"""The hook that saves: every rank's State to disk or to memory, in this process or beside it, as often as told.
+
+All ranks decide alike, because they decide on numbers that all of them have: the step, and the votes that each step brings
+("saving": ranks whose writer is still at work; "save_failed": ranks whose writer has failed).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from framework.base.errors import RunError
+from framework.checkpoint.buffers import Buffers, live
+from framework.checkpoint.manifest import FROZEN, arrange, step_name
+from framework.checkpoint.save import Job, commit, write_part
+from framework.checkpoint.state import State
+from framework.checkpoint.store import Store
+from framework.checkpoint.writer import Writer
+from framework.config.compose import to_dict
+from framework.config.schema import Checkpoint
+from framework.engine import state as engine_state
+from framework.monitor.runfile import End, versions
+from framework.monitor.sinks import loss_history
+from framework.topology.groups import Groups, accelerator
+from framework.trainer.interval import Interval
+from framework.trainer.letters import letters
+from framework.trainer.records import Records
+from framework.trainer.resume import disk_root, memory_root, random_state
+from framework.trainer.run import Quiet, Run, Turn
+
+Small = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where States go: `disk` is a folder or URL, `memory` a folder under the shared-memory file system or None.
+
+    `session` is a word that is the same on all ranks of one start and differs between starts.
+    """
+
+    disk: str
+    memory: str | None
+    session: str
+
+
+@dataclass(frozen=True)
+class Says:
+    """What the saver tells and is told: `state` gives the small and the local state of a run; `event` writes to
+    events.jsonl on the first rank and does nothing elsewhere; `chosen` keeps the interval that auto has chosen; `best`
+    gives the steps to keep for their held-out loss."""
+
+    state: Callable[[Run], tuple[Small, Small]]
+    event: Callable[[Small], None]
+    chosen: Callable[[int], None]
+    best: Callable[[], list[int]]
+
+
+@dataclass
+class Pending:
+    """A save that was begun, and what it has cost this rank in seconds so far."""
+
+    job: Job
+    tier: str
+    begun: float
+    stall_s: float = 0.0
+    slowed_s: float = 0.0
+    copying: bool = False
+
+
+class Saver(Quiet):
+    """One on every rank."""
+
+    def __init__(self, settings: Checkpoint, places: Places, groups: Groups, writer: Writer | None, says: Says, interval: Interval) -> None:
+        """`writer` is this rank's writer process; None saves in this process while the training waits."""
+        self.settings, self.places, self.groups, self.says, self.interval = settings, places, groups, says, interval
+        self.writer = writer
+        self.buffers = Buffers(writer.memory, pin=accelerator().device_name() == "cuda") if writer is not None else None
+        self.ranks = len(groups.gather(groups.rank))
+        self.pending: Pending | None = None
+        self.error: RunError | None = None
+        self.linked: dict[str, str] = {}
+        self.step_times: deque[float] = deque(maxlen=50)
+
+    def start(self, run: Run) -> None:
+        run.feed.votes["saving"] = lambda: float(self._at_work())
+        run.feed.votes["save_failed"] = lambda: float(self.error is not None)
+        run.engine.hold = self._release
+
+    def after_step(self, run: Run, turn: Turn) -> None:
+        if turn.votes.get("save_failed"):
+            self.groups.raise_together(self.error)
+        if self.pending is not None:
+            self.pending.slowed_s += max(0.0, turn.step_time_s - self._usual_step_s())
+            if not turn.votes["saving"]:
+                self._complete()
+        else:
+            self.step_times.append(turn.step_time_s)
+        with run.clock.aside():
+            self._save_if_due(run, turn)
+
+    def end(self, run: Run, status: End) -> None:
+        """Let a save that was begun come to its end, also when the run has failed."""
+        if self.writer is not None:
+            self._release()
+            with letters(RunError):
+                self.writer.close()
+
+    def _save_if_due(self, run: Run, turn: Turn) -> None:
+        tier = self._tier(turn)
+        if tier is not None and self.pending is not None and self.settings.busy == "skip" and not turn.last:
+            self.says.event({"event": "checkpoint_skipped", "step": turn.step, "because": f"step {self.pending.job.step} is being written"})
+        elif tier is not None:
+            self._await()
+            self._save(run, turn.step, tier)
+        if turn.last:
+            self._await()
+
+    def _tier(self, turn: Turn) -> str | None:
+        """Where this step's State goes: the disk if it is due there, or else memory, or nowhere."""
+        if turn.last or self.interval.due(turn.step):
+            return "disk"
+        every = self.settings.memory_every
+        return "memory" if every > 0 and turn.step % every == 0 else None
+
+    def _save(self, run: Run, step: int, tier: str) -> None:
+        begun = time.perf_counter()
+        state = State(engine_state.collect(run.engine), *self.says.state(run))
+        root = self.places.disk if tier == "disk" else str(self.places.memory)
+        trained = [(shard, tensor) for shard, tensor in state.shards if shard.kind != FROZEN]
+        linked = self.linked.get(tier, "") if len(trained) < len(state.shards) else ""
+        if linked:  # what is not trained was written before, and is referred to
+            state.shards = trained
+        files = arrange([shard for shard, _ in state.shards], self.groups.rank)
+        attempt = f"{self.places.session}-{tier}-{step}"
+        job = Job(root, step, attempt, self.groups.rank, self.ranks, files, state.small, state.local, linked)
+        self.pending = Pending(job, tier, begun)
+        if tier == "disk":
+            self.interval.saved(step)
+        if self.writer is None or self.buffers is None:
+            self._write_here(job, state)
+        else:
+            with letters(RunError):
+                self.buffers.copy(state, files)
+            self.pending.copying = True
+            if self.buffers.event is None:
+                self._release()
+        self.pending.stall_s += time.perf_counter() - begun
+        if self.writer is None:
+            self._complete()
+
+    def _write_here(self, job: Job, state: State) -> None:
+        """A save that the training waits for: each rank its part, then the first rank the manifest."""
+        for work in (lambda: write_part(job, live(state)), lambda: commit(job) if job.rank == 0 else None):
+            error = None
+            try:
+                with letters(RunError):
+                    work()
+            except RunError as met:
+                error = met
+            self.groups.raise_together(error)
+
+    def _release(self) -> None:
+        """Before the state changes again: a copy that was begun has to be complete, and goes to the writer."""
+        if self.pending is None or not self.pending.copying or self.writer is None or self.buffers is None:
+            return
+        begun = time.perf_counter()
+        self.buffers.wait()
+        self.writer.submit(self.pending.job)
+        self.pending.copying = False
+        self.pending.stall_s += time.perf_counter() - begun
+
+    def _at_work(self) -> bool:
+        """Whether this rank's writer has still to finish; takes its result, or its error, where it has."""
+        if self.writer is None or self.pending is None or self.error is not None:
+            return False
+        if self.pending.copying:
+            return True
+        try:
+            with letters(RunError):
+                self.writer.poll()
+        except RunError as error:
+            self.error = error
+        return self.writer.busy
+
+    def _await(self) -> None:
+        """Wait for the save under way, on all ranks."""
+        if self.pending is None or self.writer is None:
+            return
+        begun = time.perf_counter()
+        self._release()
+        try:
+            with letters(RunError):
+                self.writer.wait()
+        except RunError as error:
+            self.error = error
+        self.pending.stall_s += time.perf_counter() - begun
+        self.groups.raise_together(self.error)
+        self._complete()
+
+    def _complete(self) -> None:
+        """Every rank's part is written and the checkpoint is there: account for it, and let old ones go."""
+        assert self.pending is not None
+        save, self.pending = self.pending, None
+        cost_s = max(self.groups.gather(save.stall_s + save.slowed_s))
+        self.linked[save.tier] = step_name(save.job.step)
+        chosen = self.interval.learn(cost_s, self._usual_step_s()) if save.tier == "disk" else None
+        if chosen is not None:
+            self.says.chosen(chosen)
+        if self.groups.rank == 0:
+            self._account(save, cost_s, chosen)
+
+    def _account(self, save: Pending, cost_s: float, chosen: int | None) -> None:
+        """On the first rank: the event, and what retention says."""
+        with letters(RunError):
+            store = Store(save.job.root)
+            nbytes = store.open(step_name(save.job.step)).manifest.nbytes
+            if save.tier == "memory":
+                gone = store.prune(save.job.step, keep_last=1)
+            else:
+                gone = store.prune(save.job.step, self.settings.keep_last, self.settings.keep_every, self.says.best())
+        event = {"event": "checkpoint", "kind": f"{self.settings.mode} {save.tier}", "step": save.job.step, "bytes": nbytes,
+                 "stall_s": save.stall_s, "write_s": time.perf_counter() - save.begun, "cost_s": cost_s, "removed": gone}  # fmt: skip
+        if chosen is not None:
+            event |= {"every": chosen, "expected_overhead": cost_s / (chosen * max(self._usual_step_s(), 1e-9))}
+        self.says.event(event)
+
+    def _usual_step_s(self) -> float:
+        """Median seconds of the steps beside which nothing was written."""
+        return statistics.median(self.step_times) if self.step_times else 0.0
+
+
+def make_saver(run: Run, groups: Groups, records: Records, writer: Writer | None, fingerprint: str) -> Saver:
+    """The saver of a run that keeps State; `fingerprint` tells its data apart."""
+    settings = run.config.checkpoint
+    memory = str(memory_root(run.config)) if settings.memory_every > 0 else None
+    places = Places(Store(disk_root(run.config)).root, memory, groups.gather(uuid.uuid4().hex[:12])[0])
+
+    def state(run: Run) -> tuple[Small, Small]:
+        small = {
+            "step": run.position.step,
+            "consumed_samples": run.position.consumed_samples,
+            "counters": engine_state.counters(run.engine),
+            "data": fingerprint,
+            "config": to_dict(run.config),
+            "versions": versions(),
+            "tracker_run_id": records.tracker_run_id,
+        }
+        return small, {"rng": random_state()}
+
+    def best() -> list[int]:
+        held_out = loss_history(run.folder / "metrics.jsonl")[1]
+        return sorted(held_out, key=lambda step: held_out[step])[: settings.keep_best]
+
+    fixed = None if settings.every == "auto" else settings.every
+    chosen = groups.gather(records.resolved("checkpoint.every"))[0]
+    says = Says(state, records.event, lambda steps: records.resolve("checkpoint.every", steps), best)
+    return Saver(settings, places, groups, writer, says, Interval(fixed, chosen, settings.mtbf_hours))

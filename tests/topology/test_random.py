@@ -1,0 +1,45 @@
+"""Named random streams: pure in their arguments, unrelated to one another, and the training generators are seeded from them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+
+import numpy as np
+import torch
+
+from framework.topology.random import seed_training, stream_seed
+
+
+def test_a_seed_is_half_of_four_bytes_of_sha256() -> None:
+    expected = int(hashlib.sha256(b"7/training/3").hexdigest()[:8], 16) // 2
+    assert stream_seed(7, "training", 3) == expected
+
+
+def test_every_argument_counts() -> None:
+    arguments = list(itertools.product((0, 1, 12), ("training", "order"), ((), (0,), (1,), (2,), (1, 2), (12,), (21,))))
+    seeds = {stream_seed(seed, name, *coordinates) for seed, name, coordinates in arguments}
+    assert len(seeds) == len(arguments)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def test_all_three_generators_follow_the_seed_and_the_data_rank() -> None:
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        drawn = []
+        for seed, rank in ((1, 0), (1, 0), (1, 1), (2, 0)):
+            seed_training(seed, rank)
+            drawn.append(draws())
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
+    first, again, other_rank, other_seed = drawn
+    assert first == again
+    for ours, theirs in ((first, other_rank), (first, other_seed), (other_rank, other_seed)):
+        assert all(a != b for a, b in zip(ours, theirs, strict=True))
