@@ -70,6 +70,7 @@ class LocalAttempt:
     """A temporary folder beside the checkpoints. Raises OSError where the disk does."""
 
     def __init__(self, root: Path, step: int, name: str) -> None:
+        assert root.is_absolute(), f"{root}: a writer process works in another folder"
         self.name = name
         self.final = root / step_name(step)
         self.folder = root / f"{TEMPORARY}{step_name(step)}-{name}"

@@ -85,6 +85,11 @@ class Piece:
     def boxes(self) -> list[Box]:
         return boxes(self.shard)
 
+    @cached_property
+    def rows(self) -> tuple[int, int]:
+        """First and one past the last row (index of axis 0) of the boxes."""
+        return _rows(self.boxes)
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -171,9 +176,13 @@ def overlaps(needed: Shard, present: Sequence[Piece]) -> list[Copy]:
         if piece.shard.logical.shape != needed.logical.shape:
             raise CheckpointError(f"{needed.kind} of {needed.logical.name}", f"shape {list(piece.shard.logical.shape)}",
                                   f"shape {list(needed.logical.shape)}: the checkpoint is of another model")  # fmt: skip
-    copies, missing = [], [(box.offset, box.size) for box in boxes(needed)]
+    wanted = boxes(needed)
+    first, last = _rows(wanted)
+    copies, missing = [], [(box.offset, box.size) for box in wanted]
     for piece in present:
-        for box in piece.boxes if missing else ():
+        if not missing or piece.rows[0] >= last or piece.rows[1] <= first:
+            continue  # with hundreds of ranks nearly all pieces are far from the one that is needed
+        for box in piece.boxes:
             rest = []
             for offset, size in missing:
                 low, high = _meet(offset, size, box)
@@ -188,6 +197,12 @@ def overlaps(needed: Shard, present: Sequence[Piece]) -> list[Copy]:
         raise CheckpointError(f"{needed.kind} of {needed.logical.name}", f"{count} of {needed.length} elements are in no file",
                               "a checkpoint that holds the whole tensor")  # fmt: skip
     return copies
+
+
+def _rows(found: Sequence[Box]) -> tuple[int, int]:
+    """First and one past the last row that boxes touch; a scalar counts as one row."""
+    spans = [(box.offset[0], box.offset[0] + box.size[0]) if box.size else (0, 1) for box in found]
+    return min((first for first, _ in spans), default=0), max((last for _, last in spans), default=0)
 
 
 def _meet(offset: Ints, size: Ints, box: Box) -> tuple[Ints, Ints]:

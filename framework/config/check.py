@@ -67,7 +67,8 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "schedule.warmup_steps": (0, None), "schedule.total_steps": (1, None), "schedule.min_ratio": (0, 1), "schedule.decay_steps": (0, None),
     "checkpoint.memory_every": (0, None), "checkpoint.mtbf_hours": (0.001, None), "checkpoint.keep_last": (0, None),
     "checkpoint.keep_every": (0, None), "checkpoint.keep_best": (0, None), "verify.hash_every": (0, None), "verify.steps": (2, None),
-    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.num_procs": (1, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
+    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.num_procs": (1, None),
+    "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
 }  # fmt: skip
 
 

@@ -160,8 +160,7 @@ def type_name(kind: Any) -> str:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The config as plain nested dicts and lists, ready for YAML or JSON; the inverse of `build`."""
-    plain = dataclasses.asdict(config)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+    return dataclasses.asdict(config, dict_factory=lambda pairs: {k: list(v) if isinstance(v, tuple) else v for k, v in pairs})
 
 
 def _nearest(given: str, choices: Sequence[Any]) -> str:

@@ -29,7 +29,7 @@ class StepOut:
     grad_norm   L2 norm of the whole gradient before clipping; not finite in a skipped step
     lr          learning rate of this step's update
     loss_scale  factor that the loss was multiplied with before the backward pass (1.0 without fp16)
-    skipped     True if the gradient overflowed: weights, moments and schedule stayed as they were
+    skipped     True if the gradient was not finite: weights, moments and schedule stayed as they were
     applied     updates applied so far, this step included
     """
 

@@ -65,6 +65,8 @@ class DeepSpeedEngine:
         dist.all_reduce(loss_sum, group=self.data_group)
         norm = float(self.engine.get_global_grad_norm()) if norm is None else float(norm)
         skipped = self._overflowed(norm)
+        if skipped:
+            self._forget_gradients()
         self.applied += not skipped
         return StepOut(float(loss_sum) / max(1, tokens), norm, lr, scale, skipped, self.applied)
 
@@ -93,8 +95,22 @@ class DeepSpeedEngine:
         """Stage 0, after the last reduction: every rank holds the whole gradient, and DeepSpeed tells no norm of it."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        return clip(self.engine.module, self.config.clip_grad_norm)
+        norm = clip(self.engine.module, self.config.clip_grad_norm)
+        if not math.isfinite(norm):
+            # Stages 1 to 3 skip such a step; here the optimizer passes over a parameter without a gradient.
+            self.engine.module.zero_grad(set_to_none=True)
+        return norm
 
     def _overflowed(self, norm: float) -> bool:
         """Whether the last step was skipped; reduced gradients are the same everywhere, so every rank says the same."""
-        return not math.isfinite(norm) if self.scaler is not None else not self.engine.was_step_applied()
+        return not math.isfinite(norm) if self.config.zero.stage == 0 else not self.engine.was_step_applied()
+
+    def _forget_gradients(self) -> None:
+        """Drop the fp32 sum of a skipped step.
+
+        With offload at stages 1 and 2, DeepSpeed keeps it beside half weights and adds the next step to it: one infinite
+        gradient, and every later step is skipped as well.
+        """
+        if self.config.zero.offload != "none" and self.config.zero.stage < 3:
+            for group in self.optimizer.averaged_gradients:
+                self.optimizer.averaged_gradients[group] = None

@@ -212,7 +212,7 @@ def _refresh_weights(engine: DeepSpeedEngine | PlainEngine) -> None:
     if stage in (1, 2):
         zero.update_lp_params()
     elif stage == 3:
-        zero.checkpoint_event_prologue()  # let go of all gathered weights, which are old now
+        zero.checkpoint_event_prologue()  # let go of all gathered weights: they are old, and what is there is not gathered again
         for group in range(len(zero.fp16_groups)):
             zero._reassign_or_swap_out_partitioned_parameters(group)
         zero.checkpoint_event_epilogue()  # gather the small ones, which stay gathered between steps

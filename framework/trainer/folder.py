@@ -12,6 +12,7 @@ from framework.config.compose import build, to_dict
 from framework.config.identity import changes, refuse_changes
 from framework.config.schema import Config
 from framework.monitor.runfile import RunFile
+from framework.trainer import memory_tier
 
 
 def inspect(config: Config) -> bool:
@@ -44,6 +45,8 @@ def claim(config: Config) -> Path:
         while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
             number += 1
         folder.rename(old)
+    if config.resume == "never":
+        memory_tier.remove(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "logs" / "letter.txt").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import hashlib
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from framework.base.errors import ConfigError
@@ -22,9 +18,8 @@ from framework.engine import state as engine_state
 from framework.topology.groups import Groups, accelerator
 from framework.topology.random import seed_training, stream_seed
 from framework.trainer.letters import letters
+from framework.trainer.memory_tier import memory_root
 from framework.trainer.run import Position, Run
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -47,13 +42,6 @@ class Found:
 def disk_root(config: Config) -> str:
     """Where the run's checkpoints lie: a folder or an fsspec URL."""
     return config.checkpoint.root or f"{config.run_dir}/checkpoints"
-
-
-def memory_root(config: Config) -> Path:
-    """The folder under the shared-memory file system that survives the run's processes; one for each run folder and user."""
-    word = hashlib.sha256(str(Path(config.run_dir).resolve()).encode()).hexdigest()[:16]
-    base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    return base / f"framework-{getpass.getuser()}-{word}"
 
 
 def find(config: Config, groups: Groups) -> Found | None:
@@ -93,7 +81,7 @@ def _newest(config: Config, skip: int) -> tuple[str, str] | None:
     """(root, folder name) of the newest complete checkpoint but `skip`; None where nothing was ever saved and nothing must be."""
     if _is_named(config):
         return _named(config.resume)
-    roots = [disk_root(config), str(memory_root(config))]
+    roots = [disk_root(config), str(memory_root(config.run_dir))]
     complete: list[tuple[int, str]] = []
     damaged: list[CheckpointError] = []
     with letters(ConfigError):

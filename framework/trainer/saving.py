@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from framework.base.errors import RunError
+from framework.base.errors import ConfigError, RunError
 from framework.checkpoint.buffers import Buffers, live
 from framework.checkpoint.manifest import FROZEN, arrange, step_name
 from framework.checkpoint.save import Job, commit, write_part
@@ -27,10 +27,11 @@ from framework.engine import state as engine_state
 from framework.monitor.runfile import End, versions
 from framework.monitor.sinks import loss_history
 from framework.topology.groups import Groups, accelerator
+from framework.trainer import memory_tier
 from framework.trainer.interval import Interval
 from framework.trainer.letters import letters
 from framework.trainer.records import Records
-from framework.trainer.resume import disk_root, memory_root, random_state
+from framework.trainer.resume import disk_root, random_state
 from framework.trainer.run import Quiet, Run, Turn
 
 Small = dict[str, Any]
@@ -90,6 +91,18 @@ class Saver(Quiet):
         run.feed.votes["saving"] = lambda: float(self._at_work())
         run.feed.votes["save_failed"] = lambda: float(self.error is not None)
         run.engine.hold = self._release
+        nbytes = round(self.groups.agree([sum(shard.nbytes for shard, _ in engine_state.collect(run.engine))])[0])
+        error: ConfigError | None = None
+        if self.groups.rank == 0:
+            try:
+                with letters(ConfigError):
+                    Store(self.places.disk).sweep()  # what processes left that died while they wrote
+                memory_tier.sweep()
+                if self.places.memory is not None:
+                    memory_tier.prepare(run.config.run_dir, nbytes)
+            except ConfigError as met:
+                error = met
+        self.groups.raise_together(error)
 
     def after_step(self, run: Run, turn: Turn) -> None:
         if turn.votes.get("save_failed"):
@@ -109,6 +122,8 @@ class Saver(Quiet):
             self._release()
             with letters(RunError):
                 self.writer.close()
+        if status == "done" and self.groups.rank == 0:
+            memory_tier.remove(run.config.run_dir)
 
     def _save_if_due(self, run: Run, turn: Turn) -> None:
         tier = self._tier(turn)
@@ -237,7 +252,7 @@ class Saver(Quiet):
 def make_saver(run: Run, groups: Groups, records: Records, writer: Writer | None, fingerprint: str) -> Saver:
     """The saver of a run that keeps State; `fingerprint` tells its data apart."""
     settings = run.config.checkpoint
-    memory = str(memory_root(run.config)) if settings.memory_every > 0 else None
+    memory = str(memory_tier.memory_root(run.config.run_dir)) if settings.memory_every > 0 else None
     places = Places(Store(disk_root(run.config)).root, memory, groups.gather(uuid.uuid4().hex[:12])[0])
 
     def state(run: Run) -> tuple[Small, Small]:

@@ -27,7 +27,7 @@ def test_the_groups_are_the_contracts() -> None:
     assert GROUPS == sorted(promised.split())
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES, ids="=".join)
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes_and_changes_its_own_block_only(group: str, choice: str) -> None:
     config, default = compose([f"{group}={choice}"]), compose([])
     for block in dataclasses.fields(Config):

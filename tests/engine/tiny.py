@@ -178,18 +178,18 @@ def masters(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in whole.items()}
 
 
-def moments(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+def moments(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Tensor]:
     """Both Adam moments of this rank's part, as they lie in torch's optimizer; none before the first applied update makes them."""
-    states = enumerate(inner_optimizer(engine).state.values())
+    states = enumerate(_inner_optimizer(engine).state.values())
     return {f"{number} {kind}": state[kind].clone() for number, state in states for kind in ("exp_avg", "exp_avg_sq") if kind in state}
 
 
-def adam_steps(engine: DeepSpeedEngine) -> set[int]:
+def adam_counts(engine: DeepSpeedEngine | PlainEngine) -> set[int]:
     """The step counts inside torch's AdamW on this rank; more than one number would be a fault."""
-    return {int(state["step"]) for state in inner_optimizer(engine).state.values() if "step" in state}
+    return {int(state["step"]) for state in _inner_optimizer(engine).state.values() if "step" in state}
 
 
-def inner_optimizer(engine: DeepSpeedEngine) -> torch.optim.Optimizer:
+def _inner_optimizer(engine: DeepSpeedEngine | PlainEngine) -> torch.optim.Optimizer:
     """torch's own, inside DeepSpeed's at stages 1 to 3."""
     return engine.optimizer if engine.config.zero.stage == 0 else engine.optimizer.optimizer
 
