@@ -85,12 +85,14 @@ class PlainEngine:
             loss = self.model(micro.ids, micro.targets)
             (loss / max(1, tokens)).backward()
             loss_sum += loss.detach()
-        norm = clip(self.model, self.config.clip_grad_norm)
+        norm = float(clip(self.model, self.config.clip_grad_norm))
+        skipped = not math.isfinite(norm)
         self.hold()
-        self.optimizer.step()
+        if not skipped:
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        self.applied += 1
-        return StepOut(float(loss_sum) / max(1, tokens), float(norm), lr, 1.0, False, self.applied)
+        self.applied += not skipped
+        return StepOut(float(loss_sum) / max(1, tokens), norm, lr, 1.0, skipped, self.applied)
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> tuple[float, int]:
         loss_sum, tokens = 0.0, 0

@@ -27,9 +27,12 @@ from framework.engine.engine import PlainEngine
 if TYPE_CHECKING:
     from framework.engine.sharded import DeepSpeedEngine
 
+    AnyEngine = DeepSpeedEngine | PlainEngine
+
 log = logging.getLogger(__name__)
 
 Collected = list[tuple[Shard, Tensor]]
+Parameter = Any  # an nn.Parameter with `.logical`, and with what DeepSpeed has hung on it
 
 MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum"}
 """torch's name of an optimizer's tensor -> the kind of its shard."""
@@ -43,11 +46,13 @@ def tag(model: nn.Module) -> None:
 
     Called before an engine is made: engines put other things in the place of a parameter's data.
     """
+    parameter: Parameter
     for name, parameter in model.named_parameters():
-        parameter.logical = Logical.whole(name, _whole_shape(parameter))  # type: ignore[attr-defined]
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 leaves an empty vector in the place of the data
+        parameter.logical = Logical.whole(name, shape)
 
 
-def collect(engine: DeepSpeedEngine | PlainEngine, complete: bool = False) -> Collected:
+def collect(engine: AnyEngine, complete: bool = False) -> Collected:
     """The shards that this rank has to write, each with a flat view of the live memory that holds it.
 
     Over all ranks every element of every logical tensor comes once: what several ranks hold is divided among them. With
@@ -58,16 +63,16 @@ def collect(engine: DeepSpeedEngine | PlainEngine, complete: bool = False) -> Co
     _make_moments(engine, inner)
     collected: Collected = []
     for piece in _pieces(engine):
-        if not (complete or piece.parameter.logical.primary):  # type: ignore[attr-defined]
+        if not (complete or piece.logical.primary):
             continue
         first, length = (0, piece.length) if complete else piece.share
         for kind, tensor in piece.tensors(inner) if length else ():
-            shard = Shard(kind, piece.parameter.logical, piece.start + first, length, dtype_name(tensor.dtype))  # type: ignore[attr-defined]
+            shard = Shard(kind, piece.logical, piece.start + first, length, dtype_name(tensor.dtype))
             collected.append((shard, tensor.narrow(0, first, length)))
     return collected
 
 
-def counters(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Any]:
+def counters(engine: AnyEngine) -> dict[str, Any]:
     """The numbers beside the tensors, as plain data; the same on every rank.
 
     applied         updates applied, which the schedule is keyed on
@@ -86,7 +91,7 @@ def counters(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Any]:
     }
 
 
-def restore(engine: DeepSpeedEngine | PlainEngine, load: Callable[[Collected], None], kept: dict[str, Any]) -> None:
+def restore(engine: AnyEngine, load: Callable[[Collected], None], kept: dict[str, Any]) -> None:
     """Put a State into a new engine: `load` fills the given views in place, `kept` is what `counters` gave.
 
     Every rank of the data group calls it. Afterwards the next step is the one that the saved engine would have made, under
@@ -108,7 +113,7 @@ def restore(engine: DeepSpeedEngine | PlainEngine, load: Callable[[Collected], N
             setattr(engine.engine, name, value)
 
 
-def hashes(engine: DeepSpeedEngine | PlainEngine) -> dict[str, str]:
+def hashes(engine: AnyEngine) -> dict[str, str]:
     """xxh3_128 of this rank's live weights and of its optimizer (masters, moments, counters): {"weights": .., "optimizer": ..}."""
     sums = {"weights": xxhash.xxh3_128(), "optimizer": xxhash.xxh3_128()}
     for name, value in tensor_hashes(engine).items():
@@ -117,7 +122,7 @@ def hashes(engine: DeepSpeedEngine | PlainEngine) -> dict[str, str]:
     return {name: value.hexdigest() for name, value in sums.items()}
 
 
-def tensor_hashes(engine: DeepSpeedEngine | PlainEngine) -> dict[str, str]:
+def tensor_hashes(engine: AnyEngine) -> dict[str, str]:
     """xxh3_128 of each tensor that this rank holds: "KIND NAME" for what is collected, "live NAME" for what the forward pass reads."""
     found = {f"{shard.kind} {shard.logical.name}": _hash(tensor) for shard, tensor in collect(engine, complete=True)}
     return found | {f"live {name}": _hash(tensor) for name, tensor in _live_weights(engine)}
@@ -131,12 +136,16 @@ class _Piece:
     `offset` of it. `share` is (first, length) of the part of the piece that this rank writes; others hold it too.
     """
 
-    parameter: nn.Parameter
+    parameter: Parameter
     start: int
     length: int
     home: Tensor
     offset: int
     share: tuple[int, int]
+
+    @property
+    def logical(self) -> Logical:
+        return self.parameter.logical
 
     def tensors(self, inner: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
         """(kind, flat view) of the piece and of its moments."""
@@ -149,7 +158,7 @@ class _Piece:
         return tensor.detach().view(-1).narrow(0, self.offset, self.length)
 
 
-def _pieces(engine: DeepSpeedEngine | PlainEngine) -> Iterator[_Piece]:
+def _pieces(engine: AnyEngine) -> Iterator[_Piece]:
     stage, ranks, rank = _sharding(engine)
     for parameter in _module(engine).parameters():
         if stage == 3:
@@ -163,9 +172,9 @@ def _pieces(engine: DeepSpeedEngine | PlainEngine) -> Iterator[_Piece]:
             yield piece
 
 
-def _fragment(parameter: nn.Parameter, inner: torch.optim.Optimizer) -> _Piece | None:
+def _fragment(parameter: Parameter, inner: torch.optim.Optimizer) -> _Piece | None:
     """Stages 1 and 2: the optimizer has one flat tensor per group, this rank's part of all the group's parameters in a row."""
-    mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+    mapping = parameter._hp_mapping
     if mapping is None:  # other ranks have all of it
         return None
     length = mapping.hp_fragment_address.numel
@@ -173,20 +182,20 @@ def _fragment(parameter: nn.Parameter, inner: torch.optim.Optimizer) -> _Piece |
     return _Piece(parameter, mapping.lp_fragment_address.start, length, home, mapping.hp_fragment_address.start, (0, length))
 
 
-def _partition(parameter: nn.Parameter, zero: Any, rank: int) -> _Piece | None:
+def _partition(parameter: Parameter, zero: Any, rank: int) -> _Piece | None:
     """Stage 3: each parameter is divided evenly; the last ranks' parts are padded, or nothing but padding."""
-    size = parameter.ds_tensor.ds_numel  # type: ignore[attr-defined]
+    size = parameter.ds_tensor.ds_numel
     start = rank * size
-    length = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined]
+    length = min(size, parameter.ds_numel - start)
     if length <= 0:
         return None
     if not parameter.requires_grad:
-        return _Piece(parameter, start, length, parameter.ds_tensor, 0, (0, length))  # type: ignore[attr-defined]
+        return _Piece(parameter, start, length, parameter.ds_tensor, 0, (0, length))
     group, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
     return _Piece(parameter, start, length, zero.fp32_partitioned_groups_flat[group], offset, (0, length))
 
 
-def _make_moments(engine: DeepSpeedEngine | PlainEngine, inner: torch.optim.Optimizer) -> None:
+def _make_moments(engine: AnyEngine, inner: torch.optim.Optimizer) -> None:
     """What torch's optimizers make at their first update, with the values that it would start from."""
     settings = engine.config.optimizer
     for home in _homes(engine, inner):
@@ -200,13 +209,13 @@ def _make_moments(engine: DeepSpeedEngine | PlainEngine, inner: torch.optim.Opti
             state["momentum_buffer"] = torch.zeros_like(home.detach())
 
 
-def _homes(engine: DeepSpeedEngine | PlainEngine, inner: torch.optim.Optimizer) -> list[Tensor]:
+def _homes(engine: AnyEngine, inner: torch.optim.Optimizer) -> list[Tensor]:
     if _sharding(engine)[0] == 3:  # hands the inner optimizer one tensor at a time, and nothing between steps
         return _optimizer(engine).fp32_partitioned_groups_flat
     return [home for group in inner.param_groups for home in group["params"]]
 
 
-def _refresh_weights(engine: DeepSpeedEngine | PlainEngine) -> None:
+def _refresh_weights(engine: AnyEngine) -> None:
     """Make the weights that the forward pass reads from the masters, as the end of a step does."""
     stage, zero = _sharding(engine)[0], _optimizer(engine)
     if stage in (1, 2):
@@ -218,21 +227,21 @@ def _refresh_weights(engine: DeepSpeedEngine | PlainEngine) -> None:
         zero.checkpoint_event_epilogue()  # gather the small ones, which stay gathered between steps
 
 
-def _live_weights(engine: DeepSpeedEngine | PlainEngine) -> Iterator[tuple[str, Tensor]]:
+def _live_weights(engine: AnyEngine) -> Iterator[tuple[str, Tensor]]:
     """(name, flat) of all weights on this rank as the forward pass finds them, without padding."""
     stage, _, rank = _sharding(engine)
     for parameter in _module(engine).parameters():
-        name = parameter.logical.name  # type: ignore[attr-defined]
+        name = parameter.logical.name
         if stage < 3:
             yield name, parameter.detach().view(-1)
             continue
-        part, whole = parameter.ds_tensor, parameter.ds_numel  # type: ignore[attr-defined]
+        part, whole = parameter.ds_tensor, parameter.ds_numel
         yield name, part.detach()[: max(0, whole - rank * part.ds_numel)]
-        if parameter.ds_persist and parameter.ds_status.name == "AVAILABLE":  # type: ignore[attr-defined]
+        if parameter.ds_persist and parameter.ds_status.name == "AVAILABLE":
             yield f"{name} gathered", parameter.detach().view(-1)
 
 
-def _scaler_state(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Any] | None:
+def _scaler_state(engine: AnyEngine) -> dict[str, Any] | None:
     if isinstance(engine, PlainEngine):
         return None
     if engine.scaler is not None:
@@ -242,7 +251,7 @@ def _scaler_state(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Any] | Non
     return None if dynamic is None else {"kind": "dynamic", **{name: getattr(dynamic, name) for name in SCALER_COUNTERS}}
 
 
-def _restore_scaler(engine: DeepSpeedEngine | PlainEngine, kept: dict[str, Any] | None) -> None:
+def _restore_scaler(engine: AnyEngine, kept: dict[str, Any] | None) -> None:
     """Only the state: the settings (window, hysteresis) are this run's own."""
     kind, own = (state and state["kind"] for state in (kept, _scaler_state(engine)))
     if kind != own:
@@ -260,29 +269,25 @@ def _dynamic_scaler(engine: DeepSpeedEngine) -> Any:
     return scaler if scaler is not None and scaler.dynamic else None
 
 
-def _sharding(engine: DeepSpeedEngine | PlainEngine) -> tuple[int, int, int]:
+def _sharding(engine: AnyEngine) -> tuple[int, int, int]:
     """(ZeRO stage, ranks that share one replica's state or hold it alike, this rank's index among them)."""
     if isinstance(engine, PlainEngine):
         return 0, 1, 0
     return engine.config.zero.stage, engine.data_ranks, dist.get_rank(engine.data_group)
 
 
-def _module(engine: DeepSpeedEngine | PlainEngine) -> Any:
+def _module(engine: AnyEngine) -> Any:
     return engine.model if isinstance(engine, PlainEngine) else engine.engine.module
 
 
-def _optimizer(engine: DeepSpeedEngine | PlainEngine) -> Any:
+def _optimizer(engine: AnyEngine) -> Any:
     """The optimizer that the engine steps: DeepSpeed's at stages 1 to 3, else torch's."""
     return engine.optimizer
 
 
-def _inner_optimizer(engine: DeepSpeedEngine | PlainEngine) -> torch.optim.Optimizer:
+def _inner_optimizer(engine: AnyEngine) -> torch.optim.Optimizer:
     """torch's optimizer, inside DeepSpeed's at stages 1 to 3."""
     return _optimizer(engine) if _sharding(engine)[0] == 0 else _optimizer(engine).optimizer
-
-
-def _whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))  # stage 3 leaves an empty vector in the place of the data
 
 
 def _hash(tensor: Tensor) -> str:

@@ -1,0 +1,152 @@
+"""P12 (deepspeedai/DeepSpeed#1809): no setting is ignored. A key that does not exist is refused; one that exists reaches the run.
+
+The first half misspells every key of every shipped recipe in its YAML. The second gives every leaf of the schema another
+value and finds it again in a live run: tests/cases/live.py says how for each, and a leaf that is missing there fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from framework.base.errors import ConfigError
+from framework.config.check import value_at
+from framework.config.compose import ROOT, compose, leaves
+from framework.data.tokens import write_tokens
+from framework.trainer.build import refuse_unbuilt
+from tests.cases.live import STARTS, TABLE, live, words_of
+from tests.ranks import launch, run_ranks
+from tests.starts import assert_one_letter, start
+
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+Path_ = tuple[str, ...]
+
+
+def recipe(name: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(ROOT / "recipes" / f"{name}.yaml"))
+
+
+def keys(tree: Any, above: Path_ = ()) -> Iterator[Path_]:
+    """The path of every key of a recipe but the defaults list, blocks and leaves alike."""
+    for key, value in tree.items():
+        if (*above, key) != ("defaults",):
+            yield (*above, key)
+            if isinstance(value, dict):
+                yield from keys(value, (*above, key))
+
+
+def with_a_letter_less(word: str) -> str:
+    return word[: len(word) // 2] + word[len(word) // 2 + 1 :]
+
+
+def write_damaged(name: str, path: Path_, folder: Path) -> str:
+    """The recipe with one key misspelt, in a folder for --config-dir; the dotted key as it stands there now."""
+    tree = recipe(name)
+    inner = tree
+    for key in path[:-1]:
+        inner = inner[key]
+    wrong = with_a_letter_less(path[-1])
+    inner[wrong] = inner.pop(path[-1])
+    (folder / "recipe").mkdir(exist_ok=True)
+    (folder / "recipe" / "damaged.yaml").write_text("# @package _global_\n" + OmegaConf.to_yaml(OmegaConf.create(tree)))
+    return ".".join((*path[:-1], wrong))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_misspelt_key_of_a_recipe_is_refused(name: str, tmp_path: Path) -> None:
+    paths = list(keys(recipe(name)))
+    assert len(paths) > 5
+    for path in paths:
+        wrong = write_damaged(name, path, tmp_path)
+        with pytest.raises(ConfigError) as caught:
+            compose(["recipe=damaged"], extra=tmp_path)
+        assert caught.value.subject == wrong
+        assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_misspelt_group_or_choice_of_a_recipe_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    for index, entry in enumerate(recipe(name)["defaults"]):
+        [(group, choice)] = entry.items()
+        for damaged, named in (({with_a_letter_less(group): choice}, with_a_letter_less(group)), ({group: f"{choice}x"}, f"{choice}x")):
+            tree = recipe(name)
+            tree["defaults"][index] = damaged
+            text = "# @package _global_\n" + OmegaConf.to_yaml(OmegaConf.create(tree))
+            (tmp_path / "recipe" / "damaged.yaml").write_text(text)
+            with pytest.raises(ConfigError) as caught:
+                compose(["recipe=damaged"], extra=tmp_path)
+            assert named.removeprefix("override /") in caught.value.letter()
+
+
+@pytest.mark.parametrize("path", [("steps",), ("optimizer", "lr"), ("batch", "micro_size")], ids=".".join)
+def test_the_command_refuses_them_with_code_2(path: Path_, tmp_path: Path) -> None:
+    wrong = write_damaged("tiny", path, tmp_path)
+    started = start(["--config-dir", str(tmp_path), "recipe=damaged"])
+    assert (started.code, started.given) == (2, None)
+    assert_one_letter(started.text, wrong)
+
+
+def test_so_does_the_deepspeed_launcher(tmp_path: Path) -> None:
+    wrong = write_damaged("tiny", ("data", "seq_length"), tmp_path)
+    words = ["framework.train", "--config-dir", str(tmp_path), "recipe=damaged", f"output_root={tmp_path}/runs"]
+    completed = launch(words, ranks=2, cwd=tmp_path, timeout=120)
+    assert completed.code == 2
+    assert_one_letter(completed.stdout + completed.stderr, wrong)
+    assert not (tmp_path / "runs").exists()
+
+
+# ---------------------------------------------------------------- values
+
+LEAVES = {key: (kind, spec) for key, kind, spec in leaves()}
+ONE_CHOICE = {key for key, (kind, _) in LEAVES.items() if get_origin(kind) is Literal and len(get_args(kind)) == 1}
+REFUSED = {"parallel.tensor", "parallel.pipeline", "parallel.context"}
+"""Degrees that can be planned and not yet trained: a value that is not the default is refused, which is no silence."""
+OTHER_PROGRAMS = {"verify.steps": "framework.verify", "verify.matrix": "framework.verify"}
+"""Settings that their own meaning gives to another program, with its name."""
+
+
+def test_every_leaf_of_the_schema_is_in_the_table() -> None:
+    assert set(LEAVES) == set(TABLE) | ONE_CHOICE | REFUSED | set(OTHER_PROGRAMS)
+    for key, program in OTHER_PROGRAMS.items():
+        assert program in LEAVES[key][1].metadata["doc"]
+
+
+def test_no_value_in_the_table_is_what_the_run_would_have_anyway(tmp_path: Path) -> None:
+    plain = compose([])
+    for key, leaf in TABLE.items():
+        assert leaf.value != LEAVES[key][1].default, key
+    different = {key: leaf for key, leaf in TABLE.items() if leaf.value != value_at(plain, key)}
+    assert set(TABLE) - set(different) == set()
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_what_no_engine_offers_yet_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_unbuilt(compose([f"{key}=2"]))
+    assert caught.value.subject == key
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_every_value_reaches_the_live_run(name: str, tmp_path: Path) -> None:
+    for file in ("one", "two"):
+        write_tokens(tmp_path / file, [np.arange(500) % 250], np.dtype("<u2"))
+    expected = {key: leaf.value for key, leaf in TABLE.items() if leaf.start == name}
+    assert expected, f"no setting uses the start {name}"
+    config = compose(words_of(name, tmp_path))
+    for key, value in expected.items():
+        assert value_at(config, key) is not None, (key, value)
+    [found] = run_ranks(live, 1, name, str(tmp_path), env={"WANDB_MODE": "offline", "WANDB_SILENT": "true"}, timeout=240)
+    expected = {key: _placed(value, tmp_path) for key, value in expected.items()}
+    assert found == pytest.approx(expected)
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_placed(item, folder) for item in value]
+    return value.replace("TMP", str(folder)) if isinstance(value, str) else value
