@@ -13,6 +13,7 @@ from torch import Tensor
 from framework.checkpoint.errors import SaveError
 from framework.checkpoint.manifest import FilePlan
 from framework.checkpoint.save import Source
+from framework.checkpoint.scaling import pack
 from framework.checkpoint.shards import Shard
 from framework.checkpoint.state import DTYPES, State
 
@@ -42,15 +43,15 @@ class Buffers:
         """
         self.prepare([shard for shard, _ in state.shards], files)
         order = [at for plan in files for at in plan.members]
-        tensors = [state.shards[at][1].detach() for at in order]
+        shards, tensors = [state.shards[at][0] for at in order], [state.shards[at][1].detach() for at in order]
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
         if device is None:
-            self._copy(tensors)
+            self._copy(shards, tensors)
             return
         self.stream = self.stream or torch.Stream(device=device)
         self.stream.wait_stream(torch.accelerator.current_stream(device))
         with self.stream:
-            self._copy(tensors)
+            self._copy(shards, tensors)
         self.event, self.sources = self.stream.record_event(), tensors
 
     def wait(self) -> None:
@@ -59,9 +60,9 @@ class Buffers:
             self.event.synchronize()
             self.event, self.sources = None, []
 
-    def _copy(self, tensors: list[Tensor]) -> None:
-        for view, tensor in zip(self.views, tensors, strict=True):
-            view.copy_(tensor, non_blocking=True)  # from the CPU this waits all the same
+    def _copy(self, shards: list[Shard], tensors: list[Tensor]) -> None:
+        for view, shard, tensor in zip(self.views, shards, tensors, strict=True):
+            view.copy_(pack(shard, tensor), non_blocking=True)  # from the CPU this waits all the same
 
     def prepare(self, shards: list[Shard], files: Sequence[FilePlan]) -> None:
         """Have the memory ready, so that the first copy takes no longer than the others. Raises as `copy` does."""
@@ -101,7 +102,8 @@ def live(state: State) -> Source:
 
     def data(plan: FilePlan) -> Iterator[memoryview]:
         for member in plan.members:
-            yield as_bytes(state.shards[member][1].detach().cpu())
+            shard, tensor = state.shards[member]
+            yield as_bytes(pack(shard, tensor.detach()).cpu())
 
     return data
 

@@ -129,6 +129,10 @@ class Manifest:
     def file(self, name: str) -> File:
         return next(file for file in self.files if file.name == name)
 
+    def share(self, index: int, parts: int) -> list[File]:
+        """The files whose checksums reader `index` of `parts` compares; on as many ranks as wrote, those that it needs anyway."""
+        return sorted(self.files, key=lambda file: file.name)[index::parts]
+
     def encode(self) -> bytes:
         body = {**vars(self), "files": [vars(file) for file in self.files]}
         return json.dumps({"format": FORMAT, "xxh3_128": _digest(body), **body}).encode() + b"\n"

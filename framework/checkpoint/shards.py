@@ -45,7 +45,7 @@ class Shard:
     """The flat elements [start, start + length) of a local tensor.
 
     `kind` says what of the parameter it is: master, exp_avg, exp_avg_sq, momentum, or weight (a parameter that is not
-    trained). `dtype` is a name of the safetensors format: F32, BF16, F16, I64.
+    trained). `dtype` is a name of the safetensors format: F32, BF16, F16, I64. What is kept is the value / 2^`scale`.
     """
 
     kind: str
@@ -53,6 +53,7 @@ class Shard:
     start: int
     length: int
     dtype: str
+    scale: int = 0
 
     @property
     def key(self) -> str:
@@ -253,11 +254,12 @@ def _place(shard: Shard, point: Ints) -> tuple[int, Ints]:
 
 
 def to_row(shard: Shard) -> list[Any]:
-    """The shard as plain JSON data; the shape of the logical tensor is kept once, elsewhere."""
-    return [shard.kind, shard.logical.name, list(shard.logical.offset), list(shard.logical.size), shard.start, shard.length, shard.dtype]
+    """The shard as plain JSON data, with its scale where it has one; the shape of the logical tensor is kept once, elsewhere."""
+    logical, scale = shard.logical, [shard.scale] if shard.scale else []
+    return [shard.kind, logical.name, list(logical.offset), list(logical.size), shard.start, shard.length, shard.dtype, *scale]
 
 
 def from_row(row: Sequence[Any], shapes: Mapping[str, Sequence[int]]) -> Shard:
     """The inverse of to_row, given the logical shapes by name."""
-    kind, name, offset, size, start, length, dtype = row
-    return Shard(kind, Logical(name, tuple(shapes[name]), tuple(offset), tuple(size)), start, length, dtype)
+    kind, name, offset, size, start, length, dtype, *scale = row
+    return Shard(kind, Logical(name, tuple(shapes[name]), tuple(offset), tuple(size)), start, length, dtype, *scale)

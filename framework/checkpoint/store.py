@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.folders import TEMPORARY, TRASH, discard, filesystem, is_working
 from framework.checkpoint.manifest import MANIFEST, Manifest, step_name, step_of
+from framework.checkpoint.read import Checked, open_reader
+from framework.checkpoint.shards import Piece, index
 
-CHUNK = 4 << 20
+ASIDE = "aside_"
+"""Before the name of what belongs to another line of the run and counts no more."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.manifest.step
+
+    @cached_property
+    def pieces(self) -> dict[tuple[str, str], list[Piece]]:
+        """Everything that is kept, by (kind, name)."""
+        return index(piece for file in self.manifest.files for piece in file.pieces())
 
     def shapes(self) -> dict[tuple[str, str], tuple[int, ...]]:
         """The logical shape of every tensor that is kept, by (kind, name)."""
@@ -64,8 +72,8 @@ class Store:
         for name in sorted(self._sizes("")):
             if step_of(name) is None:
                 found.unfinished += [name] if name.startswith((TEMPORARY, TRASH)) else []
-            elif not self.is_local and MANIFEST not in self._sizes(name):
-                found.unfinished.append(name)
+            elif not self.is_local and MANIFEST not in (sizes := self._sizes(name)):
+                found.unfinished += [] if f"{ASIDE}{MANIFEST}" in sizes else [name]
             else:
                 try:
                     found.complete.append(self.open(name))
@@ -103,24 +111,20 @@ class Store:
                 raise CheckpointError(f"{where}/{file.name}", got, f"{file.size} bytes", "take an older checkpoint")
         return Checkpoint(manifest, self.files, f"{self.path}/{name}", self.is_local)
 
-    def verify(self, checkpoint: Checkpoint, index: int = 0, parts: int = 1) -> None:
-        """Read files again and compare checksums: all of them, or share `index` of `parts` so that ranks divide the work.
+    def verify(self, checkpoint: Checkpoint) -> None:
+        """Read all files again and compare checksums. Raises CheckpointError where one was changed, or is not in the manifest."""
+        self.refuse_extra(checkpoint)
+        for file in checkpoint.manifest.files:
+            with Checked(open_reader(checkpoint.files, f"{checkpoint.path}/{file.name}", checkpoint.is_local), file) as reader:
+                reader.finish()
 
-        Raises CheckpointError where a file was changed, or is not in the manifest.
-        """
+    def refuse_extra(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if there are files that are not in the manifest."""
         name = checkpoint.path.rpartition("/")[2]
-        where = f"{self.root}/{name}"
         known = {MANIFEST, *(file.name for file in checkpoint.manifest.files)}
         if extra := sorted(self._sizes(name).keys() - known):
-            raise CheckpointError(where, f"files that are not in the manifest: {extra}", f"only {sorted(known)}", "move them elsewhere")
-        for file in checkpoint.manifest.files[index::parts]:
-            digest = xxhash.xxh3_128()
-            with self.files.open(f"{checkpoint.path}/{file.name}", "rb") as opened:
-                while chunk := opened.read(CHUNK):
-                    digest.update(chunk)
-            if digest.hexdigest() != file.xxh3_128:
-                raise CheckpointError(f"{where}/{file.name}", f"xxh3_128 {digest.hexdigest()}", f"xxh3_128 {file.xxh3_128}",
-                                      "take an older checkpoint")  # fmt: skip
+            got = f"files that are not in the manifest: {extra}"
+            raise CheckpointError(f"{self.root}/{name}", got, f"only {sorted(known)}", "move them elsewhere")
 
     def prune(self, written: int, keep_last: int, keep_every: int = 0, keep_best: Collection[int] = ()) -> list[int]:
         """Throw away what `retained` does not name, once step `written` is complete; before that nothing. Returns the steps."""
@@ -136,6 +140,27 @@ class Store:
                 if (step_of(name) or written) < written:
                     self._remove(name)
         return gone
+
+    def set_aside(self, above: int) -> list[str]:
+        """Have every step above `above`, complete or not, count no more. Returns the names under which they are kept now.
+
+        A local folder gets another name. Behind a URL the manifest does, and the files stay until that step is saved again.
+        """
+        names = [name for name in self._sizes("") if (step_of(name) or 0) > above]
+        return [kept for name in names if (kept := self._rename(name))]
+
+    def _rename(self, name: str) -> str | None:
+        """What has no manifest behind a URL counts for nothing already: None."""
+        if self.is_local:
+            kept = f"{ASIDE}{name}-{uuid.uuid4().hex[:8]}"
+            os.rename(Path(self.root, name), Path(self.root, kept))
+            return kept
+        if MANIFEST not in self._sizes(name):
+            return None
+        kept = f"{name}/{ASIDE}{MANIFEST}"
+        self.files.cp_file(f"{self.path}/{name}/{MANIFEST}", f"{self.path}/{kept}")
+        self.files.rm_file(f"{self.path}/{name}/{MANIFEST}")
+        return kept
 
     def sweep(self) -> list[str]:
         """Clean up after processes that died while they wrote or deleted. Returns the names of the folders that were dealt with.

@@ -194,6 +194,7 @@ class Checkpoint:
     keep_last: int = free(3, "newest checkpoints that stay; 0: all")
     keep_every: int = free(0, "checkpoints of steps divisible by this stay too; 0: none")
     keep_best: int = free(0, "this many checkpoints of the lowest held-out loss stay too")
+    optimizer_dtype: Literal["fp32", "bf16", "fp16"] = free("fp32", "bf16, fp16: moments kept in half the bytes; a resume is then not bit-equal")
     root: str | None = free(None, "folder or fsspec URL of the checkpoints; null: checkpoints/ in the run folder")
 
 
@@ -245,6 +246,15 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Convert:
+    """python -m framework.convert: what to make of a run's newest checkpoint."""
+
+    to: Literal["weights"] = free("weights", "framework.convert: weights: the model alone, whole tensors in safetensors files")
+    out: str | None = free(None, "framework.convert: the folder to make")
+    dtype: Literal["fp32", "bf16", "fp16"] = free("fp32", "framework.convert: type of the weights")
+
+
+@dataclass(frozen=True)
 class Config:
     """The root. One object of this class is the whole truth about a run."""
 
@@ -255,6 +265,7 @@ class Config:
     compile: Literal["none", "blocks"] = layout("none", "torch.compile each block")
     clip_grad_norm: float = meaning(1.0, "gradients are scaled down to this global L2 norm; 0: never")
     output_root: str = free("runs", "folder of all runs")
+    run: str | None = free(None, "run folder, or one of its checkpoints, that framework.convert reads")
     resume: str = free("auto", "auto: the newest checkpoint if any; must: one; never: NAME becomes NAME.old-k; or a path")
     resume_changes: Literal["refuse", "allow"] = free("refuse", "whether a run may go on with other `meaning` settings")
     batch: Batch = block(Batch)
@@ -273,6 +284,7 @@ class Config:
     profile: Profile = block(Profile)
     adapter: Adapter = block(Adapter)
     launch: Launch = block(Launch)
+    convert: Convert = block(Convert)
 
     @property
     def run_dir(self) -> str:

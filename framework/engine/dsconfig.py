@@ -106,6 +106,7 @@ def _zero(zero: Zero) -> dict[str, Any]:
         "log_trace_cache_warnings": False,
         "enable_sanity_checks": False,
         "save_muon_momentum_buffer_in_memory": False,
+        "leaf_module": {"classes": [], "names": [], "name_suffixes": []},
     }
 
 
@@ -139,6 +140,7 @@ def _switched_off() -> dict[str, Any]:
     """What this framework does itself, or not at all."""
     return {
         "steps_per_print": None,
+        "log_level": None,
         "dump_state": False,
         "disable_python_gc": False,
         "wall_clock_breakdown": False,
@@ -154,6 +156,11 @@ def _switched_off() -> dict[str, Any]:
         "autotuning": {"enabled": False},
         "hybrid_engine": {"enabled": False},
         "data_efficiency": {"enabled": False},
+        "compile": {"deepcompile": False},
+        "tensor_parallel": {"autotp_size": 0},
+        "expert_parallel": {"enabled": False},
+        "use_data_before_expert_parallelism": False,
+        "datastates_ckpt": False,
         "activation_checkpointing": {
             "partition_activations": False,
             "number_checkpoints": None,

@@ -33,4 +33,4 @@ def rate(schedule: Schedule, optimizer: Optimizer, applied: int) -> float:
 
 def _share(applied: int, start: int, end: int) -> float:
     """How far `applied` has come from `start` to `end`, 0 to 1."""
-    return min(1.0, max(0.0, (applied - start) / max(1, end - start)))
+    return 1.0 if applied >= end else max(0, applied - start) / max(1, end - start)

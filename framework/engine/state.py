@@ -38,6 +38,7 @@ MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": 
 """torch's name of an optimizer's tensor -> the kind of its shard."""
 
 DEEPSPEED_COUNTERS = ("global_steps", "skipped_steps", "global_samples")
+GRADSCALER_COUNTERS = ("scale", "_growth_tracker")
 SCALER_COUNTERS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -109,8 +110,8 @@ def restore(engine: AnyEngine, load: Callable[[Collected], None], kept: dict[str
     _restore_scaler(engine, kept["scaler"])
     if not isinstance(engine, PlainEngine):
         # Not its count of micro-batches: it finds the last one of a step by it, and another layout has another number of them.
-        for name, value in (kept["deepspeed"] or {}).items():
-            setattr(engine.engine, name, value)
+        for name in DEEPSPEED_COUNTERS if kept["deepspeed"] else ():
+            setattr(engine.engine, name, kept["deepspeed"][name])
 
 
 def hashes(engine: AnyEngine) -> dict[str, str]:
@@ -246,7 +247,7 @@ def _scaler_state(engine: AnyEngine) -> dict[str, Any] | None:
         return None
     if engine.scaler is not None:
         state = engine.scaler.state_dict()
-        return {"kind": "gradscaler", "scale": state["scale"], "_growth_tracker": state["_growth_tracker"]}
+        return {"kind": "gradscaler", **{name: state[name] for name in GRADSCALER_COUNTERS}}
     dynamic = _dynamic_scaler(engine)
     return None if dynamic is None else {"kind": "dynamic", **{name: getattr(dynamic, name) for name in SCALER_COUNTERS}}
 
@@ -257,11 +258,11 @@ def _restore_scaler(engine: AnyEngine, kept: dict[str, Any] | None) -> None:
     if kind != own:
         log.warning("the loss scaler starts anew: the saved run had %s, this one has %s", kind, own)
     elif kept is not None and not isinstance(engine, PlainEngine):
-        values = {name: value for name, value in kept.items() if name != "kind"}
         if engine.scaler is not None:
-            engine.scaler.load_state_dict({**engine.scaler.state_dict(), **values})
+            engine.scaler.load_state_dict({**engine.scaler.state_dict(), **{name: kept[name] for name in GRADSCALER_COUNTERS}})
         else:
-            vars(_dynamic_scaler(engine)).update(values)
+            for name in SCALER_COUNTERS:
+                setattr(_dynamic_scaler(engine), name, kept[name])
 
 
 def _dynamic_scaler(engine: DeepSpeedEngine) -> Any:

@@ -35,8 +35,11 @@ class Entry:
     log: Log
 
 
-def run_entry(words: Sequence[str], task: Callable[[Entry], None]) -> int:
-    """Compose and check what `words` say, run `task`, and return the exit code."""
+def run_entry(words: Sequence[str], task: Callable[[Entry], None], ranks: Callable[[Config], int] | None = None) -> int:
+    """Compose and check what `words` say, run `task`, and return the exit code.
+
+    A program that starts runs by itself gives `ranks`: on how many processes of this host a config runs.
+    """
     rank = os.environ.get("RANK", "")
     process = Process(int(rank) if rank.isdecimal() else 0)  # enough to know who speaks, until the environment has been judged
     config: Config | None = None
@@ -48,7 +51,7 @@ def run_entry(words: Sequence[str], task: Callable[[Entry], None]) -> int:
         if _asks_to_show(options):
             return _show(kept, options) if process.first else EXIT_DONE
         config = _compose(options)
-        check(config, process.ranks, process.ranks_per_host)
+        check(config, *((process.ranks, process.ranks_per_host) if ranks is None else (ranks(config),) * 2))
         _prepare(config, process)
         task(Entry(config, process, start_log("hydra.verbose=true" in options.overrides)))
     except FrameworkError as error:
@@ -125,12 +128,12 @@ def _speak(error: FrameworkError, process: Process, config: Config | None) -> No
     """Print the letter once over all ranks.
 
     A refusal meets every rank: the first says it, the others wait for the launcher to end them and speak only if it does
-    not. A fault may meet some ranks only: whoever makes logs/letter.txt first prints it.
+    not. A fault may meet some ranks only: whoever makes logs/letter.txt first prints it; who is alone just does.
     """
     if error.exit_code == EXIT_REFUSED:
         if not process.first:
             time.sleep(MANNERS_S)
-    elif config is not None and not _first_to_say(Path(config.run_dir) / "logs" / "letter.txt", error.letter()):
+    elif config is not None and process.ranks > 1 and not _first_to_say(Path(config.run_dir) / "logs" / "letter.txt", error.letter()):
         return
     who = "" if process.first else f"rank {process.rank}: "
     sys.stderr.write(f"\n{who}{error.letter()}\n")

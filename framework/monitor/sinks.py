@@ -11,10 +11,12 @@ import math
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from framework.base.errors import ConfigError, RunError, StartError
-from framework.monitor.meters import EvalRecord, TrainRecord
+
+if TYPE_CHECKING:  # who only reads the files needs no torch
+    from framework.monitor.meters import EvalRecord, TrainRecord
 
 REMEDY = "WANDB_MODE=offline (send it later with `wandb sync`), or `wandb login` once"
 

@@ -57,10 +57,9 @@ def build(config: Config, process: Process, log: Log) -> Run:
     run_folder = _claim_together(config, groups)
     log.open(run_folder / "logs" / f"rank_{process.rank}.log")
 
-    found = resume.find(config, groups)
-    position = found.position if found is not None else Position()
-    listed = resume.meaning_changes(config, found, corpora.train.fingerprint()) if found is not None else []
     engine = _engine(config, groups, grid, torch.device(accelerator().current_device_name()))
+    found = resume.take_up(config, groups, engine, corpora.train.fingerprint())
+    position = found.position if found is not None else Position()
     settings = _stream_settings(config, groups, grid, process)
     feed = Feed(TrainingStream(corpora.train, settings, engine.device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
     run = Run(config, run_folder, engine, feed, position)
@@ -71,8 +70,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
 
     seed_training(config.seed, groups.place.data)
     if found is not None:
-        resume.restore(run, found)
-        records.event(resume.event(found, listed, resume.restore_random(config, found, groups)))
+        records.event(resume.event(found, resume.restore_random(config, found, groups)))
     return run
 
 

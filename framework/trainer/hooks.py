@@ -64,7 +64,7 @@ class SampleLog(Quiet):
 
 
 class Hashes(Quiet):
-    """hashes.jsonl: what decides the next step, as hashes of every rank, written by the first one."""
+    """hashes.jsonl: what decides the next step, as hashes of every rank, written by the first one; of each tensor too if told."""
 
     def __init__(self, path: Path, groups: Groups, random_state: Callable[[], dict[str, Any]]) -> None:
         self.groups = groups
@@ -75,7 +75,9 @@ class Hashes(Quiet):
         if turn.step % run.config.verify.hash_every != 0 and not turn.last:
             return
         read = [micro.indices.tolist() for micro in turn.batch]
-        found = state.hashes(run.engine) | {"rng": digest(self.random_state()), "data": digest(read)}
+        found: dict[str, Any] = state.hashes(run.engine) | {"rng": digest(self.random_state()), "data": digest(read)}
+        if run.config.verify.tensors:
+            found["tensors"] = state.tensor_hashes(run.engine)
         for rank, hashes in enumerate(self.groups.gather(found)):
             if self.lines is not None:
                 self.lines.write({"step": turn.step, "rank": rank, **hashes})

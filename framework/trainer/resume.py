@@ -1,9 +1,14 @@
-"""Going on: which checkpoint a start takes up, and putting its State into a new run. Rank 0 decides, all ranks are told."""
+"""Going on: which checkpoint a start takes up, and putting its State into a new engine. Rank 0 decides, all ranks are told.
+
+A checkpoint proves sound while it is loaded: its bytes are read once. Where one turns out to be damaged the tensors are
+filled again from an older one, or the start fails; a half-filled engine is never trained.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from framework.base.errors import ConfigError
 from framework.checkpoint.errors import CheckpointError
@@ -15,19 +20,27 @@ from framework.config.compose import build
 from framework.config.identity import Change, changes, refuse_changes
 from framework.config.schema import Config
 from framework.engine import state as engine_state
+from framework.engine.engine import PlainEngine
+from framework.engine.sharded import DeepSpeedEngine
 from framework.topology.groups import Groups, accelerator
 from framework.topology.random import seed_training, stream_seed
 from framework.trainer.letters import letters
 from framework.trainer.memory_tier import memory_root
-from framework.trainer.run import Position, Run
+from framework.trainer.run import Position
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that every rank has opened and that has proved sound; `passed_over` are letters about newer damaged ones."""
+    """The checkpoint that a run goes on from.
+
+    `changes` are the settings that differ from the saved run's, `passed_over` letters about newer checkpoints that are damaged.
+    """
 
     checkpoint: Checkpoint
     root: str
+    changes: tuple[Change, ...]
     passed_over: tuple[str, ...]
 
     @property
@@ -44,58 +57,103 @@ def disk_root(config: Config) -> str:
     return config.checkpoint.root or f"{config.run_dir}/checkpoints"
 
 
-def find(config: Config, groups: Groups) -> Found | None:
-    """The newest complete and sound checkpoint that `resume` allows, the same on every rank; None to start from the beginning.
+def take_up(config: Config, groups: Groups, engine: DeepSpeedEngine | PlainEngine, fingerprint: str) -> Found | None:
+    """Fill `engine` from the newest complete and sound checkpoint that `resume` allows, the same on every rank.
 
-    Damaged ones are passed over for older ones, unless the user named one. Raises ConfigError or CheckpointError where
-    there should be one and none can be used: never a silent start from zero.
+    None to start from the beginning. Damaged ones are passed over for older ones, unless the user named one. Raises
+    ConfigError where there should be one and none can be used (never a silent start from zero), and for a `meaning` that is
+    not allowed to change; `fingerprint` is that of this run's data.
     """
     if config.resume == "never":
         return None
-    passed_over: list[str] = []
+    passed_over: list[CheckpointError] = []
     while True:
-        error: ConfigError | None = None
-        choice: tuple[str, str] | None = None
-        if groups.rank == 0:
-            try:
-                choice = _newest(config, len(passed_over))
-            except ConfigError as met:
-                error = met
-        groups.raise_together(error)
-        choice = groups.gather(choice)[0]
+        choice = _choose(config, passed_over, groups)
         if choice is None:
             return None
-        fault, checkpoint = _prove(*choice, groups)
-        if fault is None and checkpoint is not None:
-            return Found(checkpoint, choice[0], tuple(passed_over))
-        if _is_named(config):
-            groups.raise_together(fault)
-        passed_over.append(str(fault))
+        try:
+            checkpoint = _open(*choice, groups)
+            listed = _changes(config, checkpoint, fingerprint)
+            restore(engine, checkpoint, groups)
+        except CheckpointError as fault:
+            if _is_named(config):
+                with letters(ConfigError):
+                    raise
+            passed_over.append(fault)
+        else:
+            return Found(checkpoint, choice[0], tuple(listed), tuple(fault.letter() for fault in passed_over))
+
+
+def restore(engine: DeepSpeedEngine | PlainEngine, checkpoint: Checkpoint, groups: Groups) -> None:
+    """Put tensors and counters into the engine. Every rank calls it.
+
+    Each compares the checksums of a share of the files. Raises CheckpointError, on every rank, where any met one; the
+    engine's tensors are then neither the old nor the new.
+    """
+    checked = checkpoint.manifest.share(groups.rank, len(groups.gather(0)))
+
+    def fill(wanted: engine_state.Collected) -> None:
+        _together(groups, lambda: load(checkpoint, wanted, checked))
+
+    engine_state.restore(engine, fill, checkpoint.manifest.small["counters"])
+
+
+def _together(groups: Groups, work: Callable[[], T]) -> T:
+    """What `work` returns on this rank, or on every rank the first CheckpointError that any rank met."""
+    result: T | None = None
+    error: CheckpointError | None = None
+    try:
+        result = work()
+    except CheckpointError as met:
+        error = met
+    for found in groups.gather(error):
+        if found is not None:
+            raise found
+    return cast(T, result)
+
+
+def _open(root: str, name: str, groups: Groups) -> Checkpoint:
+    store = Store(root)
+    checkpoint = _together(groups, lambda: store.open(name))
+    _together(groups, lambda: store.refuse_extra(checkpoint))
+    return checkpoint
+
+
+def _choose(config: Config, passed_over: list[CheckpointError], groups: Groups) -> tuple[str, str] | None:
+    """What `_newest` says on the first rank, on every rank."""
+    error: ConfigError | None = None
+    choice: tuple[str, str] | None = None
+    if groups.rank == 0:
+        try:
+            choice = _newest(config, passed_over)
+        except ConfigError as met:
+            error = met
+    groups.raise_together(error)
+    return groups.gather(choice)[0]
 
 
 def _is_named(config: Config) -> bool:
     return config.resume not in ("auto", "must", "never")
 
 
-def _newest(config: Config, skip: int) -> tuple[str, str] | None:
-    """(root, folder name) of the newest complete checkpoint but `skip`; None where nothing was ever saved and nothing must be."""
+def _newest(config: Config, passed_over: list[CheckpointError]) -> tuple[str, str] | None:
+    """(root, folder name) of the newest complete checkpoint but those passed over; None where none was ever saved and none must be."""
     if _is_named(config):
         return _named(config.resume)
-    roots = [disk_root(config), str(memory_root(config.run_dir))]
     complete: list[tuple[int, str]] = []
-    damaged: list[CheckpointError] = []
+    faults = list(passed_over)
     with letters(ConfigError):
-        for root in roots:
+        for root in (disk_root(config), str(memory_root(config.run_dir))):
             scan = Store(root).scan()
             complete += [(checkpoint.step, root) for checkpoint in scan.complete]
-            damaged += scan.damaged
+            faults += scan.damaged
     complete.sort(key=lambda entry: entry[0], reverse=True)
-    if len(complete) > skip:
-        step, root = complete[skip]
+    if len(complete) > len(passed_over):
+        step, root = complete[len(passed_over)]
         return root, step_name(step)
-    if damaged or skip:
-        got = damaged[-1].letter() if damaged else "checkpoints that are all damaged"
-        raise ConfigError(f"checkpoints of {config.run_dir}", got, "one that is complete", "resume=never to start anew beside them")
+    if faults:
+        write = "resume=never to start anew beside them"
+        raise ConfigError(f"checkpoints of {config.run_dir}", faults[0].letter(), "one that can be used", write)
     if config.resume == "must":
         raise ConfigError("resume", "must, and there is no checkpoint", f"a complete one in {disk_root(config)}", "resume=auto")
     return None
@@ -114,38 +172,14 @@ def _named(where: str) -> tuple[str, str]:
     raise ConfigError("resume", where, "auto, never, must, or the path of a run or a checkpoint", "resume=runs/NAME")
 
 
-def _prove(root: str, name: str, groups: Groups) -> tuple[ConfigError | None, Checkpoint | None]:
-    """Open a checkpoint on every rank and compare the checksums, a share of the files on each."""
-    checkpoint, error = None, None
-    try:
-        with letters(ConfigError):
-            store = Store(root)
-            checkpoint = store.open(name)
-            ranks = groups.gather(groups.rank)
-            store.verify(checkpoint, groups.rank, len(ranks))
-    except ConfigError as met:
-        error = met
-    faults = [fault for fault in groups.gather(error) if fault is not None]
-    return (faults[0] if faults else None), checkpoint
-
-
-def meaning_changes(config: Config, found: Found, fingerprint: str) -> list[Change]:
+def _changes(config: Config, checkpoint: Checkpoint, fingerprint: str) -> list[Change]:
     """What differs between the saved run and this one, data included. Raises ConfigError for a `meaning` not allowed to change."""
-    listed = changes(build(Config, found.small["config"]), config)
-    if found.small["data"] != fingerprint:
-        listed.append(Change("the data's content", "meaning", found.small["data"], fingerprint))
-    refuse_changes(listed, config, found.checkpoint.path)
+    small = checkpoint.manifest.small
+    listed = changes(build(Config, small["config"]), config)
+    if small["data"] != fingerprint:
+        listed.append(Change("the data's content", "meaning", small["data"], fingerprint))
+    refuse_changes(listed, config, checkpoint.path)
     return listed
-
-
-def restore(run: Run, found: Found) -> None:
-    """Put tensors and counters into the run's engine. Every rank calls it."""
-
-    def fill(wanted: engine_state.Collected) -> None:
-        with letters(ConfigError):
-            load(found.checkpoint, wanted)
-
-    engine_state.restore(run.engine, fill, found.small["counters"])
 
 
 def random_state() -> dict[str, Any]:
@@ -164,14 +198,14 @@ def restore_random(config: Config, found: Found, groups: Groups) -> str:
     return "random numbers go on" if not left else f"random numbers of {', '.join(left)} begin anew"
 
 
-def event(found: Found, listed: list[Change], random: str) -> dict[str, Any]:
+def event(found: Found, random: str) -> dict[str, Any]:
     """What a start that goes on says of itself in events.jsonl."""
     return {
         "event": "resume",
         "step": found.small["step"],
         "from": f"{found.root}/{step_name(found.small['step'])}",
         "passed_over": list(found.passed_over),
-        "changes": [f"{change.key} [{change.tag}]: {change.old} -> {change.new}" for change in listed],
+        "changes": [f"{change.key} [{change.tag}]: {change.old} -> {change.new}" for change in found.changes],
         "random": random,
     }
 

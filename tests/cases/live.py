@@ -28,6 +28,7 @@ from framework.launch.environment import Process
 from framework.monitor.sinks import Wandb, read_lines
 from framework.topology.random import stream_seed
 from framework.trainer.build import build
+from framework.trainer.hooks import Evaluation
 from framework.trainer.loop import train
 from framework.trainer.records import Records
 from framework.trainer.run import Quiet, Run, Turn
@@ -51,8 +52,8 @@ STARTS = {
     "llama": Start(["zero=stage2"]),
     "gpt2": Start(["zero=stage3", "optimizer=sgd", "steps=7", "schedule.total_steps=5", "model.position=learned"]),
     "fp16": Start(["zero=stage1"]),
-    "autocast": Start([]),
-    "plain": Start([]),
+    "autocast": Start(["precision.dtype=bf16"]),
+    "plain": Start(["data=tokens", "eval.every=0"]),
     "bytes": Start(["data=pydocs"]),
     "compiled": Start([], trains=False),
     "named": Start([]),
@@ -210,7 +211,13 @@ def kept_last(seen: Seen) -> int:
 
 def shown_step(seen: Seen) -> int:
     """The step of the second plain line; the first is always that of step 1."""
-    return int(re.findall(r"^ +(\d+)/\d+ ", seen.screen, re.MULTILINE)[1])
+    lines = [line for line in seen.screen.splitlines() if re.match(r" *\d+/\d+ ", line) and "held out" not in line]
+    return int(lines[1].split("/")[0])
+
+
+def held_out(seen: Seen) -> Any:
+    """The corpus that evaluation reads."""
+    return seen.hook(Evaluation).batches().gi_frame.f_locals["corpus"]
 
 
 def wait_s(group: Any) -> float:
@@ -248,13 +255,13 @@ TABLE: dict[str, Leaf] = {
     "model.position": Leaf("learned", "gpt2", lambda s: "rope" if s.model.rotation(torch.tensor([1])) is not None else "learned"),
     "model.rope_theta": Leaf(500.0, "llama", rope_theta),
     "model.mlp": Leaf("gelu", "gpt2", lambda s: type(s.block.mlp).__name__.lower()),
-    "model.bias": Leaf(True, "gpt2", lambda s: all(m.bias is not None for m in (s.block.mlp.up_proj, s.block.attention.q_proj, s.model.final_norm))),
+    "model.bias": Leaf(True, "gpt2", lambda s: None not in (s.block.mlp.up_proj.bias, s.block.attention.q_proj.bias, s.model.final_norm.bias)),
     "model.tie_embeddings": Leaf(False, "llama", lambda s: s.model.lm_head.weight is s.model.embed_tokens.weight),
     "model.dropout": Leaf(0.25, "gpt2", lambda s: max({s.model.dropout.p, s.block.dropout.p, s.block.attention.dropout})),
     "model.init_std": Leaf(0.05, "llama", lambda s: round(s.first_std, 2)),
     "data.kind": Leaf("synthetic", "llama", lambda s: re.match("[a-z]+", Path(s.corpora.files[0].path).name)[0]),  # type: ignore[index]
     "data.files": Leaf(["TMP/one"], "plain", lambda s: [file.path for file in s.corpora.files]),
-    "data.val_files": Leaf(["TMP/two"], "plain", lambda s: [f.path for f in s.run.hooks[1].batches().gi_frame.f_locals["corpus"].files]),
+    "data.val_files": Leaf(["TMP/two"], "plain", lambda s: [f.path for f in held_out(s).files]),
     "data.val_fraction": Leaf(0.25, "llama", lambda s: 1 - s.corpora.spans[0][1] / s.corpora.files[0].num_tokens),
     "data.seq_length": Leaf(12, "llama", lambda s: s.watch.turns[0].batch[0].targets.shape[1]),
     "data.shuffle": Leaf(False, "llama", lambda s: not in_order(s)),
@@ -265,7 +272,7 @@ TABLE: dict[str, Leaf] = {
     "data.prefetch": Leaf(3, "llama", lambda s: s.loader._prefetch_factor),
     "data.log_samples": Leaf(True, "llama", logged),
     "precision.dtype": Leaf("fp16", "fp16", lambda s: {torch.float16: "fp16"}.get(s.block.mlp.up_proj.weight.dtype)),
-    "precision.autocast": Leaf(True, "autocast", lambda s: s.watch.activation == torch.bfloat16 and s.block.attention.q_proj.weight.dtype == torch.float32),
+    "precision.autocast": Leaf(True, "autocast", lambda s: s.watch.activation != s.block.attention.q_proj.weight.dtype),
     "precision.initial_scale_power": Leaf(10, "fp16", lambda s: math.log2(s.watch.turns[0].out.loss_scale)),
     "precision.scale_window": Leaf(3, "fp16", lambda s: s.zero.loss_scaler.scale_window),
     "precision.hysteresis": Leaf(1, "fp16", lambda s: s.zero.loss_scaler.delayed_shift),
@@ -296,7 +303,7 @@ TABLE: dict[str, Leaf] = {
     "checkpoint.every": Leaf(1, "kept", lambda s: {(1, 2, 3, 4, 5, 6): 1}.get(tuple(saved_steps(s, "disk")))),
     "checkpoint.memory_every": Leaf(3, "memory", lambda s: saved_steps(s, "memory")[0]),
     "checkpoint.mtbf_hours": Leaf(2.5, "auto", lambda s: s.hook(Saver).interval.mtbf_hours),
-    "checkpoint.busy": Leaf("skip", "busy", lambda s: "skip" if any(e["event"] == "checkpoint_skipped" for e in s.lines("events.jsonl")) else "wait"),
+    "checkpoint.busy": Leaf("skip", "busy", lambda s: "skip" if "checkpoint_skipped" in str(s.lines("events.jsonl")) else "wait"),
     "checkpoint.keep_last": Leaf(2, "kept", kept_last),
     "checkpoint.keep_every": Leaf(3, "kept", lambda s: 3 if 3 in survivors(s.run.folder / "checkpoints") else 0),
     "checkpoint.keep_best": Leaf(1, "kept", lambda s: sum(1 for step in survivors(s.run.folder / "checkpoints") if step in (1, 2, 4))),
@@ -309,7 +316,7 @@ TABLE: dict[str, Leaf] = {
     "monitor.sample_tokens": Leaf(9, "bytes", lambda s: len(s.windows)),
     "monitor.sample_prompt": Leaf("And it", "bytes", lambda s: bytes(s.windows[0]).decode()),
     "monitor.wandb": Leaf(True, "tracked", lambda s: any(isinstance(sink, Wandb) for sink in s.hook(Records).sinks)),
-    "monitor.wandb_project": Leaf("elsewhere", "tracked", lambda s: next(k for k in s.hook(Records).sinks if isinstance(k, Wandb))._run.project),
+    "monitor.wandb_project": Leaf("elsewhere", "tracked", lambda s: s.hook(Records).sinks[-1]._run.project),
     "launch.threads": Leaf(3, "llama", lambda s: torch.get_num_threads()),
     "launch.timeout": Leaf(123.0, "llama", lambda s: wait_s(s.run.feed.groups.control)),
     "launch.shm_comm": Leaf(True, "compiled", lambda s: SWITCH[0]),
@@ -358,7 +365,7 @@ def drive(config: Config, trains: bool) -> Seen:
     with contextlib.redirect_stdout(screen):
         run = build(config, Process(), Log())
         seen = Seen(run, Watch())
-        seen.first_std = float(seen.model.embed_tokens.weight.float().std()) if config.zero.stage < 3 else 0.0
+        seen.first_std = float(seen.model.embed_tokens.weight.detach().float().std()) if config.zero.stage < 3 else 0.0
         run.hooks.append(seen.watch)
         watch_windows(run, seen.windows)
         if config.checkpoint.busy == "skip":  # a writer that never finishes, until it is waited for

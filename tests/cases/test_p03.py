@@ -81,9 +81,7 @@ SPLITS += [(Form("fp32", stage), layout) for stage in tiny.STAGES for layout in 
 FAST = {*SPLITS[:4], (Form("fp32", 0), Layout(1, 1, 4)), (Form("fp32", 2), Layout(1, 4)), (Form("fp32", 1), Layout(4, 1))}
 
 
-@pytest.mark.parametrize(
-    ("form", "layout"), [pytest.param(*row, marks=() if row in FAST else pytest.mark.slow) for row in SPLITS], ids=str
-)
+@pytest.mark.parametrize(("form", "layout"), [pytest.param(*row, marks=() if row in FAST else pytest.mark.slow) for row in SPLITS], ids=str)
 def test_the_step_is_that_of_twelve_tokens_in_one_batch(form: Form, layout: Layout) -> None:
     loss, gradient = reference(TRAINED)
     norm = sum(float(part.norm()) ** 2 for part in gradient.values()) ** 0.5

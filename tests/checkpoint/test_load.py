@@ -101,3 +101,51 @@ def test_a_file_cut_after_it_was_looked_at_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="end of the file"):
         load(checkpoint, [(shard, torch.zeros(6))])
+
+
+def flipped(checkpoint: Checkpoint, at: int) -> None:
+    path = Path(checkpoint.path) / "rank_00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("wanted", [(1, 1), (1, 2), (2, 1), (2, 3)])
+@pytest.mark.parametrize("place", ["disk", "url"])
+def test_a_checked_load_of_any_layout_fills_as_an_unchecked_one(
+    wanted: tuple[int, int], place: str, save: Save, tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
+    root = str(tmp_path) if place == "disk" else f"memory://checked/{wanted}"
+    save(1, 1, 2, root=root)
+    checkpoint = opened(root, 1)
+    for rank in range(wanted[0] * wanted[1]):
+        shards = [(shard, torch.full_like(tensor, -7.0)) for shard, tensor in state_of(tensors, *wanted, rank).shards]
+        plain = [(shard, tensor.clone()) for shard, tensor in shards]
+        load(checkpoint, shards, checkpoint.manifest.files)
+        load(checkpoint, plain)
+        assert all(torch.equal(mine, other) for (_, mine), (_, other) in zip(shards, plain, strict=True))
+
+
+@pytest.mark.parametrize("at", [3, 60, -1, -2_000_000])
+@pytest.mark.parametrize("part", ["all", "right half", "nothing"])
+def test_a_flipped_bit_is_found_wherever_it_is_and_whatever_is_read(at: int, part: str, tmp_path: Path) -> None:
+    """In the header, in what is loaded and in what is not; the file is several chunks long."""
+    checkpoint, whole = saved_tensor(tmp_path, torch.arange(900_000.0).reshape(900, 1000), "F32")
+    right = Shard("exp_avg", Logical("t", (900, 1000), (0, 500), (900, 500)), 0, 450_000, "F32")
+    shards = {"all": [whole], "right half": [right], "nothing": []}[part]
+    filled = [(shard, torch.zeros(shard.length)) for shard in shards]
+    load(checkpoint, filled, checkpoint.manifest.files)
+    flipped(checkpoint, at)
+    with pytest.raises(CheckpointError, match=r"rank_00000.safetensors; got xxh3_128 \w+; expected xxh3_128"):
+        load(checkpoint, filled, checkpoint.manifest.files)
+    load(checkpoint, filled)  # another rank has this file in its share
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 5])
+def test_the_shares_of_all_ranks_are_all_files_once(readers: int, save: Save, tmp_path: Path) -> None:
+    save(1, 1, 3)
+    manifest = opened(tmp_path, 1).manifest
+    shares = [[file.name for file in manifest.share(rank, readers)] for rank in range(readers)]
+    assert sorted(name for share in shares for name in share) == sorted(file.name for file in manifest.files)
+    if readers == 3:
+        assert shares == [[f"rank_0000{rank}.safetensors"] for rank in range(3)]

@@ -130,9 +130,6 @@ def test_verify_reads_what_sizes_cannot_tell(save: Save, tmp_path: Path) -> None
         store.verify(checkpoint)
     (folder / "notes.txt").unlink()
     flip(folder)
-    store.verify(checkpoint, 0, 2)  # the first of two ranks reads the file that is sound
-    with pytest.raises(CheckpointError, match=r"rank_00001.safetensors; got xxh3_128"):
-        store.verify(checkpoint, 1, 2)
     with pytest.raises(CheckpointError, match=r"rank_00001.safetensors; got xxh3_128"):
         store.verify(checkpoint)
 

@@ -37,7 +37,7 @@ def averaged_gradient(rank: int, ranks: int, form: Form, accumulation: int) -> T
 
 
 def gradient_in(precision: str) -> float:
-    """0.01 as the type of the products holds it. The engine's factors are powers of two here, and so are the scales: nothing else rounds."""
+    """0.01 as the type of the products holds it. The engine's factors and the loss scale are powers of two: nothing else rounds."""
     return float(torch.tensor(TRUE_GRADIENT, dtype=DTYPES[precision.partition("_")[0]]))
 
 

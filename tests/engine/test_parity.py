@@ -26,7 +26,6 @@ MODELS = {
 LAYOUTS = {1: Layout(1, 4, 2), 2: Layout(2, 2, 2), 4: Layout(4, 1, 2)}
 ALONE = LAYOUTS[1]
 SAMPLES, SEQUENCE = 8, 8
-ADAMW = Optimizer(lr=3e-3)
 SLOW_SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)
 WARM = Schedule(name="cosine", warmup_steps=5, total_steps=20)
 LOUDNESS = 100.0
@@ -103,16 +102,14 @@ def prove(rank: int, ranks: int, model: Model, stage: int | None) -> Proof:
         return PlainEngine(module, config) if stage is None else tiny.sharded(config, layout, rank, module)
 
     form = Form("fp32", stage or 0)
-    adam = make(layout.config(form, model, ADAMW, WARM, clip=0.5), tiny.transformer(model))
+    adam = make(layout.config(form, model, tiny.ADAMW, WARM, clip=0.5), tiny.transformer(model))
     initial, logits = tiny.live_weights(adam), adam.logits(held_out(layout, rank)[0])
     steps = walk(adam, layout, rank, 20)
     sgd = make(layout.config(form, model, SLOW_SGD), tiny.transformer(model))
     walk(sgd, layout, rank, 5)
     dropping = replace(model, dropout=0.1)
     evaluated, kept = evaluate(make(layout.config(form, dropping), tiny.transformer(dropping)), layout, rank)
-    clipped, free = (
-        push(make(layout.config(form, model, clip=clip), Loud(tiny.transformer(model))), layout, rank) for clip in (1.0, 0.0)
-    )
+    clipped, free = (push(make(layout.config(form, model, clip=clip), Loud(tiny.transformer(model))), layout, rank) for clip in (1.0, 0.0))
     return Proof(initial, logits, steps, tiny.masters(sgd), evaluated, kept, clipped, free)
 
 

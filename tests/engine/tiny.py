@@ -41,6 +41,7 @@ GPT2 = Model(
 
 CONSTANT = Schedule(name="constant")
 SGD = Optimizer(name="sgd", lr=1.0, weight_decay=0.0)
+ADAMW = Optimizer(lr=3e-3)
 
 
 def precision_of(name: str) -> Precision:
@@ -87,12 +88,19 @@ class Layout:
     accumulation: int
     micro_size: int = 1
 
-    def config(self, form: Form, model: Model = LLAMA, optimizer: Optimizer = SGD, schedule: Schedule = CONSTANT, clip: float = 0.0) -> Config:
+    def config(
+        self, form: Form, model: Model = LLAMA, optimizer: Optimizer = SGD, schedule: Schedule = CONSTANT, clip: float = 0.0
+    ) -> Config:
+        """A whole config for this layout."""
         return Config(
-            model=model, optimizer=optimizer, schedule=schedule, clip_grad_norm=clip,
-            precision=precision_of(form.precision), zero=zero_of(form.stage, form.offload),
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            clip_grad_norm=clip,
+            precision=precision_of(form.precision),
+            zero=zero_of(form.stage, form.offload),
             batch=Batch(self.ranks * self.accumulation * self.micro_size, self.micro_size),
-        )  # fmt: skip
+        )
 
     def share(self, samples: Sequence[tuple[Tensor, Tensor]], rank: int) -> list[MicroBatch]:
         """This rank's micro-batches of a global batch of (ids [seq], targets [seq]); all of them with ranks=1."""
@@ -191,11 +199,11 @@ def adam_counts(engine: DeepSpeedEngine | PlainEngine) -> set[int]:
 
 def _inner_optimizer(engine: DeepSpeedEngine | PlainEngine) -> torch.optim.Optimizer:
     """torch's own, inside DeepSpeed's at stages 1 to 3."""
-    return engine.optimizer if engine.config.zero.stage == 0 else engine.optimizer.optimizer
+    optimizer: Any = engine.optimizer
+    return optimizer if engine.config.zero.stage == 0 else optimizer.optimizer
 
 
 def distance(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
     """The largest norm-relative difference over the tensors."""
     assert got.keys() == want.keys()
     return max(float((got[name].double() - want[name].double()).norm() / want[name].double().norm().clamp_min(1e-30)) for name in want)
-

@@ -1,0 +1,76 @@
+"""A command and every process that comes of it: started together, found together, killed together.
+
+Children are found by a mark in their environment, which they inherit: launchers, ranks, loader workers and checkpoint writers,
+in sessions of their own or orphaned. A death signal on the outermost process would not reach them. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from framework.base.errors import RunError
+from framework.launch.command import run_environment
+
+MARK = "FRAMEWORK_TREE"
+KILL_WAIT_S = 60.0
+"""How long a killed process may take to be gone: the kernel may have to write back what it maps."""
+
+
+class Tree:
+    """A running command. Use it in a `with`: leaving the block kills what is left of it."""
+
+    def __init__(self, command: Sequence[str], output: Path) -> None:
+        """stdout and stderr go to the file `output`: an orphan that holds a pipe open would keep its reader waiting."""
+        self.mark = f"{MARK}={uuid.uuid4().hex}"
+        environment = run_environment(os.environ) | dict([self.mark.split("=")])
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(output, "wb") as file:
+            self.process = subprocess.Popen(
+                list(command), env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def code(self) -> int | None:
+        """Exit code of the outermost process; None while it runs."""
+        return self.process.poll()
+
+    def pids(self) -> list[int]:
+        """Every living process of the tree."""
+        mark, found = self.mark.encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL every process, and again until none is left. Raises RunError if the kernel does not let go of one."""
+        until = time.monotonic() + KILL_WAIT_S
+        while left := self.pids():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > until:
+                raise RunError("processes of a run", f"{left} alive {KILL_WAIT_S:.0f} s after SIGKILL", "none")
+            time.sleep(0.01)
+        self.process.wait()
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,1 @@
+"""What starts or reads whole runs, from outside."""

@@ -1,0 +1,26 @@
+"""Prove exact resume: `python -m framework.verify recipe=tiny`. Straight runs against killed ones, in fresh processes.
+
+The entry file: compose, check, call the study. Exit code 0 only if every run is equal, 2 if the settings are refused.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from rich.console import Console
+
+from framework.launch.command import ranks_to_start
+from framework.launch.entry import run_entry
+from framework.studies.verify import verify
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # through every `finally`: no run outlives its proof
+    return run_entry(words, lambda entry: verify(entry.config, words, Console(highlight=False)), ranks_to_start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
