@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from framework.monitor.runfile import End
 from framework.trainer.run import Run, Turn
 
@@ -19,9 +21,15 @@ def train(run: Run) -> None:
                 hook.after_step(run, turn)
         status = "done"
     finally:
-        for hook in reversed(run.hooks):
-            hook.end(run, status)
-        run.feed.close()
+        _end(run, status)
+
+
+def _end(run: Run, status: End) -> None:
+    """Every hook ends, the last one first, whatever another one raises; then the stream."""
+    with ExitStack() as stack:
+        stack.callback(run.feed.close)
+        for hook in run.hooks:
+            stack.callback(hook.end, run, status)
 
 
 def _turn(run: Run) -> Turn:
