@@ -25,6 +25,7 @@ docs: .venv/installed
 
 bench: .venv/installed-test
 	$(BIN)/python -m tests.bench.overhead
+	$(BIN)/python -m tests.bench.checkpoint
 
 # torch comes first and alone: resolved together with deepspeed it may be taken from another index.
 .venv/installed: constraints.txt setup.cfg

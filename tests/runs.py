@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import xxhash
 
+from framework.checkpoint.manifest import Manifest
 from framework.launch import entry
 from tests.ranks import run_ranks
 from tests.starts import LAUNCHER_SETS, start
@@ -90,7 +92,7 @@ def facts(run: Path) -> dict[str, Any]:
     return json.loads((run / "run.json").read_text())
 
 
-# ---------------------------------------------------------------- checkpoints, judged without framework/checkpoint
+# ---------------------------------------------------------------- checkpoints; whether one is whole is judged without framework/checkpoint
 
 
 def manifest(folder: Path) -> dict[str, Any]:
@@ -99,15 +101,27 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder holds a manifest and exactly the files that it names, each with its size and checksum."""
+    """Whether a folder holds a manifest and exactly the files that it names, each with its size and checksum.
+
+    Marks of processes at work do not count: a save that was killed just before its end leaves one.
+    """
     try:
         named = {file["name"]: file for file in manifest(folder)["files"]}
     except (FileNotFoundError, ValueError):
         return False
-    there = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
-    return there.keys() == named.keys() and all(
-        (len(content), xxhash.xxh3_128_hexdigest(content)) == (named[name]["size"], named[name]["xxh3_128"]) for name, content in there.items()
-    )
+    there = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json" and path.suffix != ".writing"}
+    sums = {name: (len(content), xxhash.xxh3_128_hexdigest(content)) for name, content in there.items()}
+    return sums == {name: (file["size"], file["xxh3_128"]) for name, file in named.items()}
+
+
+def copy_as(folder: Path, step: int) -> Path:
+    """A copy of a checkpoint's folder beside it, with everything as if it had been saved at `step`."""
+    copy = folder.with_name(f"step_{step:08d}")
+    shutil.copytree(folder, copy)
+    old = Manifest.decode((copy / "manifest.json").read_bytes(), str(copy))
+    small = {**old.small, "step": step, "consumed_samples": old.small["consumed_samples"] // old.step * step}
+    (copy / "manifest.json").write_bytes(replace(old, step=step, small=small).encode())
+    return copy
 
 
 def whole_steps(checkpoints: Path) -> list[int]:

@@ -25,3 +25,8 @@ class CheckpointError(Exception):
 
 class SaveError(CheckpointError):
     """A checkpoint could not be written: a full disk, a folder without write permission, a rank that failed."""
+
+
+def said(error: Exception) -> str:
+    """What an error of a disk, or of the driver behind a URL, says of itself, for a letter."""
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -26,7 +26,9 @@ ABANDONED_S = 3600.0
 
 
 class Attempt(Protocol):
-    """One try at writing one checkpoint, shared by all its ranks."""
+    """One try at writing one checkpoint, shared by all its ranks. `faults` are what the disk or the driver may raise."""
+
+    faults: tuple[type[Exception], ...]
 
     def begin(self, rank: int) -> None:
         """Be there for the other ranks to see, from now until `end`."""
@@ -69,6 +71,8 @@ def open_attempt(root: str, step: int, name: str) -> Attempt:
 class LocalAttempt:
     """A temporary folder beside the checkpoints. Raises OSError where the disk does."""
 
+    faults: tuple[type[Exception], ...] = (OSError,)
+
     def __init__(self, root: Path, step: int, name: str) -> None:
         assert root.is_absolute(), f"{root}: a writer process works in another folder"
         self.name = name
@@ -95,7 +99,7 @@ class LocalAttempt:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.folder / name)
-        _flush_names(self.folder)
+        flush_names(self.folder)
 
     def get(self, name: str) -> bytes | None:
         try:
@@ -128,7 +132,7 @@ class LocalAttempt:
             # A sweep that found the manifest may have done the rename for us.
             if Manifest.decode((self.final / MANIFEST).read_bytes(), str(self.final)).attempt != self.name:
                 raise
-        _flush_names(self.final.parent)
+        flush_names(self.final.parent)
 
     def _mark(self, rank: int) -> Path:
         return self.folder / f"rank_{rank:05d}.writing"
@@ -136,6 +140,8 @@ class LocalAttempt:
 
 class RemoteAttempt:
     """A folder behind an fsspec URL: files first, the manifest last."""
+
+    faults: tuple[type[Exception], ...] = (Exception,)  # drivers have nothing in common: a lost connection to S3 is no OSError
 
     def __init__(self, root: str, step: int) -> None:
         self.files, path = filesystem(root)
@@ -176,6 +182,7 @@ class RemoteAttempt:
 
     def publish(self, manifest: Manifest, rank: int) -> None:
         known = {file.name for file in manifest.files}
+        self.files.invalidate_cache()
         for path in self.files.ls(self.folder, detail=False):
             if (name := path.rpartition("/")[2]) not in known:  # left by a try on more ranks
                 self.remove(name)
@@ -193,7 +200,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     return files, path.rstrip("/")
 
 
-def _flush_names(folder: Path) -> None:
+def flush_names(folder: Path) -> None:
     """Have the names in a folder survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -79,10 +79,14 @@ def _plan(name: str, start: int, members: list[int], shards: list[Shard]) -> Fil
         assert shard.key not in entries, f"two shards are called {shard.key}"
         entries[shard.key] = {"dtype": shard.dtype, "shape": [shard.length], "data_offsets": [end, end + shard.nbytes]}
         end += shard.nbytes
-    text = json.dumps(entries, separators=(",", ":"))
-    text += " " * (-len(text.encode()) % 8)  # the format wants the data to begin at a multiple of 8
     shapes = {shard.logical.name: list(shard.logical.shape) for shard in shards}
-    return FilePlan(name, text, start, end, members, [to_row(shard) for shard in shards], shapes)
+    return FilePlan(name, header_text(entries), start, end, members, [to_row(shard) for shard in shards], shapes)
+
+
+def header_text(entries: dict[str, Any]) -> str:
+    """The JSON of a safetensors file, as long as to let the data begin at a multiple of 8 bytes."""
+    text = json.dumps(entries, separators=(",", ":"))
+    return text + " " * (-len(text.encode()) % 8)
 
 
 def encode_header(text: str) -> bytes:

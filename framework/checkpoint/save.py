@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from framework.checkpoint.errors import SaveError
+from framework.checkpoint.errors import CheckpointError, SaveError, said
 from framework.checkpoint.folders import Attempt, open_attempt
 from framework.checkpoint.manifest import File, FilePlan, encode_header, join, weights_name
 
@@ -83,10 +83,10 @@ def write_part(job: Job, source: Source) -> Result:
             attempt.end(job.rank)
         part = {"attempt": job.attempt, "files": files, "local": job.local}
         attempt.put(_part_name(job.rank), json.dumps(part, default=vars).encode())
-    except OSError as error:
+    except attempt.faults as error:
         _give_up(attempt, job, error)
         expected = f"room for {sum(plan.nbytes for plan in job.files)} bytes, and the right to write"
-        raise SaveError(job.subject, f"rank {job.rank}: {error.strerror or error}", expected) from error
+        raise SaveError(job.subject, f"rank {job.rank}: {said(error)}", expected) from error
     return Result(job.step, nbytes, time.monotonic() - begun)
 
 
@@ -102,10 +102,12 @@ def commit(job: Job, is_orphan: Callable[[], bool] = lambda: False) -> None:
         for rank in range(job.ranks):
             attempt.remove(_part_name(rank))
         attempt.publish(join(parts, job.step, job.small), job.rank)
-    except OSError as error:
-        raise SaveError(job.subject, error.strerror or error, "a folder that can be written") from error
+    except CheckpointError:
+        raise
+    except attempt.faults as error:
+        raise SaveError(job.subject, said(error), "a folder that can be written") from error
     finally:
-        with contextlib.suppress(OSError):  # the failure that brought us here is the one to tell
+        with contextlib.suppress(*attempt.faults):  # the failure that brought us here is the one to tell
             attempt.end(job.rank)
 
 
@@ -162,13 +164,13 @@ def _write_all(file: BinaryIO, chunk: memoryview) -> None:
         chunk = chunk[file.write(chunk) :]
 
 
-def _give_up(attempt: Attempt, job: Job, error: OSError) -> None:
+def _give_up(attempt: Attempt, job: Job, error: Exception) -> None:
     """Free the disk, and tell the rank that waits for us."""
-    with contextlib.suppress(OSError):  # where the disk refuses this too, rank 0's time limit tells it
+    with contextlib.suppress(*attempt.faults):  # where the disk refuses this too, rank 0's time limit tells it
         for plan in job.files:
             attempt.remove(plan.name)
         attempt.end(job.rank)
-        attempt.put(_part_name(job.rank), json.dumps({"attempt": job.attempt, "error": error.strerror or str(error)}).encode())
+        attempt.put(_part_name(job.rank), json.dumps({"attempt": job.attempt, "error": said(error)}).encode())
 
 
 def _part_name(rank: int) -> str:

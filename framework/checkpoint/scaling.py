@@ -3,7 +3,7 @@
 Of a block whose largest magnitude is a, the exponent e is such that a / 2^e lies in [2^14, 2^15). It is kept as x / 2^e in the
 smaller type, with e beside it, and read back as kept x 2^e. The scaling is exact, so the error is that of rounding to nearest:
 
-    bf16   |error| <= 2^-9 |x|    where |x| >= 2^-140 a
+    bf16   |error| <= 2^-8 |x|    where |x| >= 2^-140 a
     fp16   |error| <= 2^-11 |x|   where |x| >= 2^-28 a, and at most 2^-39 a below
 
 Blocks whose largest magnitude is below 2^-98 are scaled as if it were that. A second moment that is not zero is never

@@ -22,6 +22,9 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 
+NAMES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+"""The word of our settings for a type -> the safetensors format's."""
+
 
 @dataclass
 class State:

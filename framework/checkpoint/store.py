@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from framework.checkpoint.errors import CheckpointError
+from framework.checkpoint.errors import CheckpointError, SaveError, said
 from framework.checkpoint.folders import TEMPORARY, TRASH, discard, filesystem, is_working
 from framework.checkpoint.manifest import MANIFEST, Manifest, step_name, step_of
 from framework.checkpoint.read import Checked, open_reader
@@ -127,27 +128,31 @@ class Store:
             raise CheckpointError(f"{self.root}/{name}", got, f"only {sorted(known)}", "move them elsewhere")
 
     def prune(self, written: int, keep_last: int, keep_every: int = 0, keep_best: Collection[int] = ()) -> list[int]:
-        """Throw away what `retained` does not name, once step `written` is complete; before that nothing. Returns the steps."""
+        """Throw away what `retained` does not name, once step `written` is complete; before that nothing. Returns the steps.
+
+        Raises SaveError where the place cannot be written.
+        """
         found = self.scan()
         steps = {checkpoint.step for checkpoint in found.complete}
         if written not in steps:
             return []
         gone = sorted(steps - retained(steps, written, keep_last, keep_every, keep_best))
-        for step in gone:
-            self._remove(step_name(step))
-        if not self.is_local:  # one save at a time: an unfinished one below the newest is dead
-            for name in found.unfinished:
-                if (step_of(name) or written) < written:
-                    self._remove(name)
+        # Behind a URL, where nobody sweeps: one save at a time, so an unfinished one below the newest is dead.
+        dead = [] if self.is_local else [name for name in found.unfinished if (step_of(name) or written) < written]
+        with self._changing():
+            for name in (*map(step_name, gone), *dead):
+                self._remove(name)
         return gone
 
     def set_aside(self, above: int) -> list[str]:
         """Have every step above `above`, complete or not, count no more. Returns the names under which they are kept now.
 
         A local folder gets another name. Behind a URL the manifest does, and the files stay until that step is saved again.
+        Raises SaveError where the place cannot be written.
         """
-        names = [name for name in self._sizes("") if (step_of(name) or 0) > above]
-        return [kept for name in names if (kept := self._rename(name))]
+        names = sorted(name for name in self._sizes("") if (step_of(name) or 0) > above)
+        with self._changing():
+            return [kept for name in names if (kept := self._rename(name))]
 
     def _rename(self, name: str) -> str | None:
         """What has no manifest behind a URL counts for nothing already: None."""
@@ -186,6 +191,16 @@ class Store:
         os.rename(Path(self.root, name), target)
         return True
 
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What the disk or a driver raises inside the block becomes a SaveError."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise SaveError(self.root, said(error), "a place that can be written") from error
+
     def _remove(self, name: str) -> None:
         if self.is_local:
             discard(Path(self.root, name))
@@ -201,7 +216,25 @@ class Store:
             entries = self.files.ls(f"{self.path}/{name}".rstrip("/"), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
+        except Exception as error:  # those of drivers have nothing in common
+            raise CheckpointError(f"{self.root}/{name}", said(error), "a place that can be reached and read") from error
         return {entry["name"].rstrip("/").rpartition("/")[2]: entry["size"] for entry in entries}
+
+
+def find(where: str) -> tuple[str, str] | None:
+    """(root, folder name) of the checkpoint that a path means: a step's folder, or the newest of a checkpoints folder or a run folder.
+
+    None where there is none. Raises CheckpointError as `newest` does.
+    """
+    where = where.rstrip("/")
+    root, _, name = where.rpartition("/")
+    if step_of(name) is not None:
+        return root or ".", name
+    for root in (where, f"{where}/checkpoints"):
+        newest = Store(root).newest()
+        if newest is not None:
+            return root, step_name(newest.step)
+    return None
 
 
 def retained(steps: Collection[int], written: int, keep_last: int, keep_every: int, keep_best: Collection[int]) -> set[int]:

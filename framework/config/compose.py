@@ -58,7 +58,9 @@ def register() -> None:
     """Store the typed twin of Config under the name that conf/config.yaml lists first."""
     from hydra.core.config_store import ConfigStore
 
-    ConfigStore.instance().store(name="schema", node=_twin(Config))
+    store = ConfigStore.instance()
+    if "schema.yaml" not in store.repo:
+        store.store(name="schema", node=_twin(Config))
 
 
 def _twin(cls: type) -> type:

@@ -194,7 +194,7 @@ class Checkpoint:
     keep_last: int = free(3, "newest checkpoints that stay; 0: all")
     keep_every: int = free(0, "checkpoints of steps divisible by this stay too; 0: none")
     keep_best: int = free(0, "this many checkpoints of the lowest held-out loss stay too")
-    optimizer_dtype: Literal["fp32", "bf16", "fp16"] = free("fp32", "bf16, fp16: moments kept in half the bytes; a resume is then not bit-equal")
+    optimizer_dtype: Literal["fp32", "bf16", "fp16"] = free("fp32", "of kept moments; bf16, fp16: half the bytes, an inexact resume")
     root: str | None = free(None, "folder or fsspec URL of the checkpoints; null: checkpoints/ in the run folder")
 
 

@@ -19,7 +19,7 @@ from framework.launch.tree import Tree, free_port
 from framework.monitor.runfile import RunFile
 from framework.monitor.sinks import read_lines
 
-LOOK_S = 0.002
+LOOK_S, LOOK_CLOSELY_S = 0.1, 0.002
 SAY_S = 10.0
 ATTEMPTS = 5
 TAIL_LINES = 15
@@ -44,7 +44,7 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines_before = len(self._steps())
-        self.left_before = self._names() - {name for name in self._names() if step_of(name) is not None}
+        self.left_before = self._names()
         self.size = -1
         self.logged, self.step_s, self.logged_at = 0, 0.0, time.monotonic()
 
@@ -114,9 +114,13 @@ class Runs:
             if all(self._kill_at(moment, folder, words, number) for number, moment in enumerate(moments, start=1)):
                 self._bring_to_end(folder, words, len(moments) + 1)
                 return folder
-            self.screen.print("    the run was over, or past the moment: once more")
+            self.say("    the run was over, or past the moment: once more")
         got = f"{ATTEMPTS} runs of {self.steps} steps that were over before they could be killed"
         raise RunError(f"verify: {name}", got, "steps that take longer", f"verify.steps={2 * self.steps}")
+
+    def say(self, line: str) -> None:
+        """A line for who waits."""
+        self.screen.print(line, soft_wrap=True)
 
     def _kill_at(self, moment: Moment, folder: Path, words: Sequence[str], number: int) -> bool:
         """Start the run and kill it at `moment`; whether that was in time, and left a checkpoint to go on from and steps to do."""
@@ -129,7 +133,7 @@ class Runs:
         if moment.in_step and watch.logged >= self.steps:
             return False
         where = "while the next was being written" if moment.saving else "in the middle of a step" if moment.in_step else ""
-        self.screen.print(f"    killed after step {watch.logged}, newest checkpoint step {newest.step}{where and ', '}{where}")
+        self.say(f"    killed after step {watch.logged}, newest checkpoint step {newest.step}{where and ', '}{where}")
         return True
 
     def _bring_to_end(self, folder: Path, words: Sequence[str], number: int) -> None:
@@ -148,7 +152,7 @@ class Runs:
 
     def _wait(self, tree: Tree, watch: Watch, moment: Moment | None, number: int) -> bool:
         """Until the moment has come (True) or the run is over (False)."""
-        said = time.monotonic()
+        began = said = time.monotonic()
         while (code := tree.code()) is None:
             watch.look()
             if moment is not None and watch.reached(moment):
@@ -157,9 +161,10 @@ class Runs:
             if now - watch.logged_at > self.patience_s:
                 raise self._letter(watch.folder, number, f"nothing logged for {self.patience_s:.0f} s")
             if now - said > SAY_S:
-                self.screen.print(f"    step {watch.logged} of {self.steps}" if watch.logged else "    starting")
+                at = f"step {watch.logged} of {self.steps}" if watch.logged else "no step yet"
+                self.say(f"    {at}, {now - began:.0f} s")
                 said = now
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S if moment is None else LOOK_CLOSELY_S)
         watch.look()
         if code != 0:
             raise self._letter(watch.folder, number, f"exit code {code}", refused=code == EXIT_REFUSED)

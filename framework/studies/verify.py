@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from framework.base.errors import ConfigError, RunError
 from framework.config.check import check
@@ -58,6 +59,7 @@ class Verdict:
 def verify(config: Config, words: Sequence[str], screen: Console) -> None:
     """Run the cases of `config`, which `words` stand for, and show the table. Raises RunError unless all are equal."""
     cases = list(matrix(config) if config.verify.matrix == "full" else edges(config, screen))
+    assert cases, "a proof of nothing"
     verdicts = prove(make_runs(config, words, screen), cases)
     show(verdicts, screen)
     different = [verdict.case for verdict in verdicts if not verdict.equal]
@@ -85,7 +87,7 @@ def edges(config: Config, screen: Console) -> Iterator[Case]:
     once = (*save, f"checkpoint.every={steps}")
     yield Case("killed", (Moment(steps),), (), once)
     twice = (Moment(max(1, steps // 2), saving=True), Moment(steps, saving=True))
-    yield Case("killed_twice_while_saving", twice, (), (*save, "checkpoint.every=1"))
+    yield Case("killed_twice", twice, (), (*save, "checkpoint.every=1"))
     yield Case("epoch_edge", (Moment(steps),), _epoch_words(config), once)
     micro = accumulating_micro_size(config)
     if micro is None:
@@ -152,18 +154,18 @@ def prove(runs: Runs, cases: Sequence[Case]) -> list[Verdict]:
     straight: dict[tuple[str, ...], Trace] = {}
     verdicts = []
     for number, case in enumerate(cases, start=1):
-        runs.screen.print(f"{number} of {len(cases)}: {case.name}")
+        runs.say(f"{number} of {len(cases)}: {case.name}")
         if case.words not in straight:
-            runs.screen.print(f"  straight run, {runs.steps} steps on {runs.ranks} ranks")
+            runs.say(f"  straight run, {runs.steps} steps on {runs.ranks} ranks")
             straight[case.words] = read_trace(runs.make(f"{case.name}_straight", case.words))
         times = "once" if len(case.moments) == 1 else "twice"
-        runs.screen.print(f"  the same run, killed {times}")
+        runs.say(f"  the same run, killed {times}")
         folder = runs.make(case.name, (*case.words, *case.killed_words), case.moments)
         columns = compare(straight[case.words], read_trace(folder), runs.steps, runs.ranks)
         verdicts.append(Verdict(case.name, _resumed(folder), columns))
         for column, said in verdicts[-1].columns.items():
             if said != EQUAL:
-                runs.screen.print(f"  {column} {said}")
+                runs.say(f"  {column} {said}")
         if verdicts[-1].equal:
             shutil.rmtree(folder / "checkpoints")  # a difference is looked into, a proof takes no room
     return verdicts
@@ -174,8 +176,8 @@ def _resumed(folder: Path) -> tuple[int, ...]:
 
 
 def show(verdicts: Sequence[Verdict], screen: Console) -> None:
-    """The table case x column, and below it every first difference in full."""
-    table = Table("case", "went on from", *COLUMNS)
+    """The table case x column ("from" is the step that a killed run went on from), and below it every first difference in full."""
+    table = Table(Column("case", overflow="fold"), *(Column(name, no_wrap=True) for name in ("from", *COLUMNS)), box=box.SIMPLE)
     for verdict in verdicts:
         cells = [EQUAL if said == EQUAL else "differs" for said in verdict.columns.values()]
         table.add_row(verdict.case, ", ".join(map(str, verdict.resumed)), *cells)

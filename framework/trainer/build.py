@@ -36,6 +36,7 @@ from framework.trainer import folder, resume
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
 from framework.trainer.records import Records
+from framework.trainer.rewind import leave_line
 from framework.trainer.run import Hook, Position, Run
 from framework.trainer.saving import make_saver
 
@@ -70,7 +71,8 @@ def build(config: Config, process: Process, log: Log) -> Run:
 
     seed_training(config.seed, groups.place.data)
     if found is not None:
-        records.event(resume.event(found, resume.restore_random(config, found, groups)))
+        random = resume.restore_random(config, found, groups)
+        records.event(resume.event(found, random, leave_line(config, found, groups)))
     return run
 
 

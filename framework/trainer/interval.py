@@ -6,8 +6,8 @@ import math
 
 COST_SHARE = 20
 """every=auto: the training between two saves lasts this many times as long as a save costs, an overhead of 5 %."""
-FIRST_PROBE, SECOND_PROBE = 5, 10
-"""every=auto: steps that save in order to be measured. The first allocates its buffers, the second tells."""
+PROBES = (5, 10)
+"""every=auto: steps after the start that save in order to be measured. The first makes folders and fills caches, the second tells."""
 
 
 def interval_s(cost_s: float, mtbf_hours: float | None) -> float:
@@ -31,23 +31,29 @@ class Interval:
         self.fixed = every
         self.steps = chosen
         self.mtbf_hours = mtbf_hours
-        self._last = 0
+        self._first = self._last = 0
+        self._saves = 0
+
+    def begin(self, step: int) -> None:
+        """The run starts from `step`, which is saved already, or from nothing (0)."""
+        self._first = self._last = step
 
     def due(self, step: int) -> bool:
         """Whether step `step` is to be saved."""
         if self.fixed is not None:
             return self.fixed > 0 and step % self.fixed == 0
         if self.steps is None:
-            return step in (FIRST_PROBE, SECOND_PROBE)
+            return self._saves < len(PROBES) and step - self._first >= PROBES[self._saves]
         return step - self._last >= self.steps
 
     def saved(self, step: int) -> None:
-        """A save of `step` has begun (or was found at the start)."""
+        """A save of `step` has begun."""
         self._last = step
+        self._saves += 1
 
     def learn(self, cost_s: float, step_s: float) -> int | None:
         """Take in what the last save cost, both in seconds; the interval in steps if it has just been chosen."""
-        if self.fixed is not None or self.steps is not None or self._last < SECOND_PROBE:
+        if self.fixed is not None or self.steps is not None or self._saves < len(PROBES):
             return None
         self.steps = max(1, math.ceil(interval_s(cost_s, self.mtbf_hours) / max(step_s, 1e-9)))
         return self.steps

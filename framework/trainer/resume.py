@@ -13,9 +13,10 @@ from typing import Any, TypeVar, cast
 from framework.base.errors import ConfigError
 from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.load import load
-from framework.checkpoint.manifest import step_name, step_of
+from framework.checkpoint.manifest import step_name
+from framework.checkpoint.scaling import MOMENTS
 from framework.checkpoint.state import restore_rng, rng_state
-from framework.checkpoint.store import Checkpoint, Store
+from framework.checkpoint.store import Checkpoint, Store, find
 from framework.config.compose import build
 from framework.config.identity import Change, changes, refuse_changes
 from framework.config.schema import Config
@@ -30,12 +31,15 @@ from framework.trainer.run import Position
 
 T = TypeVar("T")
 
+Choice = tuple[str, str, tuple[str, ...]]
+"""Root and folder name of a checkpoint, and letters about the damaged ones that were passed over for it."""
+
 
 @dataclass(frozen=True)
 class Found:
     """The checkpoint that a run goes on from.
 
-    `changes` are the settings that differ from the saved run's, `passed_over` letters about newer checkpoints that are damaged.
+    `changes` are the settings that differ from the saved run's, `passed_over` letters about checkpoints that are damaged.
     """
 
     checkpoint: Checkpoint
@@ -72,16 +76,17 @@ def take_up(config: Config, groups: Groups, engine: DeepSpeedEngine | PlainEngin
         if choice is None:
             return None
         try:
-            checkpoint = _open(*choice, groups)
+            root, name, damaged = choice
+            checkpoint = _open(root, name, groups)
             listed = _changes(config, checkpoint, fingerprint)
             restore(engine, checkpoint, groups)
         except CheckpointError as fault:
-            if _is_named(config):
+            if is_named(config):
                 with letters(ConfigError):
                     raise
             passed_over.append(fault)
         else:
-            return Found(checkpoint, choice[0], tuple(listed), tuple(fault.letter() for fault in passed_over))
+            return Found(checkpoint, root, tuple(listed), damaged)
 
 
 def restore(engine: DeepSpeedEngine | PlainEngine, checkpoint: Checkpoint, groups: Groups) -> None:
@@ -119,10 +124,10 @@ def _open(root: str, name: str, groups: Groups) -> Checkpoint:
     return checkpoint
 
 
-def _choose(config: Config, passed_over: list[CheckpointError], groups: Groups) -> tuple[str, str] | None:
+def _choose(config: Config, passed_over: list[CheckpointError], groups: Groups) -> Choice | None:
     """What `_newest` says on the first rank, on every rank."""
     error: ConfigError | None = None
-    choice: tuple[str, str] | None = None
+    choice: Choice | None = None
     if groups.rank == 0:
         try:
             choice = _newest(config, passed_over)
@@ -132,44 +137,38 @@ def _choose(config: Config, passed_over: list[CheckpointError], groups: Groups) 
     return groups.gather(choice)[0]
 
 
-def _is_named(config: Config) -> bool:
+def is_named(config: Config) -> bool:
+    """Whether the user has said which checkpoint, by its path."""
     return config.resume not in ("auto", "must", "never")
 
 
-def _newest(config: Config, passed_over: list[CheckpointError]) -> tuple[str, str] | None:
-    """(root, folder name) of the newest complete checkpoint but those passed over; None where none was ever saved and none must be."""
-    if _is_named(config):
-        return _named(config.resume)
+def _newest(config: Config, passed_over: list[CheckpointError]) -> Choice | None:
+    """The newest complete checkpoint but those passed over; None where none was ever saved and none must be."""
+    if is_named(config):
+        with letters(ConfigError):
+            named = find(config.resume)
+        if named is None:
+            raise ConfigError("resume", config.resume, "auto, never, must, or the path of a run or a checkpoint", "resume=runs/NAME")
+        return *named, ()
     complete: list[tuple[int, str]] = []
     faults = list(passed_over)
     with letters(ConfigError):
         for root in (disk_root(config), str(memory_root(config.run_dir))):
-            scan = Store(root).scan()
+            store = Store(root)
+            store.sweep()  # a save that was killed when it lacked nothing but its name gets it now
+            scan = store.scan()
             complete += [(checkpoint.step, root) for checkpoint in scan.complete]
             faults += scan.damaged
     complete.sort(key=lambda entry: entry[0], reverse=True)
     if len(complete) > len(passed_over):
         step, root = complete[len(passed_over)]
-        return root, step_name(step)
+        return root, step_name(step), tuple(fault.letter() for fault in faults)
     if faults:
         write = "resume=never to start anew beside them"
         raise ConfigError(f"checkpoints of {config.run_dir}", faults[0].letter(), "one that can be used", write)
     if config.resume == "must":
         raise ConfigError("resume", "must, and there is no checkpoint", f"a complete one in {disk_root(config)}", "resume=auto")
     return None
-
-
-def _named(where: str) -> tuple[str, str]:
-    """The checkpoint that a path means: a step's folder, or the newest of a checkpoints folder or a run folder."""
-    root, _, name = where.rstrip("/").rpartition("/")
-    if step_of(name) is not None:
-        return root or ".", name
-    with letters(ConfigError):
-        for root in (where, f"{where.rstrip('/')}/checkpoints"):
-            newest = Store(root).newest()
-            if newest is not None:
-                return root, step_name(newest.step)
-    raise ConfigError("resume", where, "auto, never, must, or the path of a run or a checkpoint", "resume=runs/NAME")
 
 
 def _changes(config: Config, checkpoint: Checkpoint, fingerprint: str) -> list[Change]:
@@ -198,15 +197,19 @@ def restore_random(config: Config, found: Found, groups: Groups) -> str:
     return "random numbers go on" if not left else f"random numbers of {', '.join(left)} begin anew"
 
 
-def event(found: Found, random: str) -> dict[str, Any]:
+def event(found: Found, random: str, set_aside: list[str]) -> dict[str, Any]:
     """What a start that goes on says of itself in events.jsonl."""
+    pieces = [piece for (kind, _), pieces in found.checkpoint.pieces.items() if kind in MOMENTS for piece in pieces]
+    rounded = sorted({piece.shard.dtype for piece in pieces} - {"F32"})
     return {
         "event": "resume",
         "step": found.small["step"],
         "from": f"{found.root}/{step_name(found.small['step'])}",
         "passed_over": list(found.passed_over),
         "changes": [f"{change.key} [{change.tag}]: {change.old} -> {change.new}" for change in found.changes],
+        "moments": f"kept as {', '.join(rounded)}: close to the run that was stopped, not bit-equal" if rounded else "as they were",
         "random": random,
+        "set_aside": set_aside,
     }
 
 

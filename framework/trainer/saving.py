@@ -18,7 +18,8 @@ from framework.base.errors import ConfigError, RunError
 from framework.checkpoint.buffers import Buffers, live
 from framework.checkpoint.manifest import FROZEN, arrange, step_name
 from framework.checkpoint.save import Job, commit, write_part
-from framework.checkpoint.state import State
+from framework.checkpoint.scaling import halve
+from framework.checkpoint.state import NAMES, State
 from framework.checkpoint.store import Store
 from framework.checkpoint.writer import Writer
 from framework.config.compose import to_dict
@@ -53,12 +54,12 @@ class Places:
 class Says:
     """What the saver tells and is told: `state` gives the small and the local state of a run; `event` writes to
     events.jsonl on the first rank and does nothing elsewhere; `chosen` keeps the interval that auto has chosen; `best`
-    gives the steps to keep for their held-out loss."""
+    tells which of the saved steps to keep for their held-out loss."""
 
     state: Callable[[Run], tuple[Small, Small]]
     event: Callable[[Small], None]
     chosen: Callable[[int], None]
-    best: Callable[[], list[int]]
+    best: Callable[[list[int]], list[int]]
 
 
 @dataclass
@@ -91,18 +92,26 @@ class Saver(Quiet):
         run.feed.votes["saving"] = lambda: float(self._at_work())
         run.feed.votes["save_failed"] = lambda: float(self.error is not None)
         run.engine.hold = self._release
-        nbytes = round(self.groups.agree([sum(shard.nbytes for shard, _ in engine_state.collect(run.engine))])[0])
+        self.interval.begin(run.position.step)
+        shards = [shard for shard, _ in self._kept(run)]
+        nbytes = round(self.groups.agree([sum(shard.nbytes for shard in shards)])[0])
         error: ConfigError | None = None
-        if self.groups.rank == 0:
-            try:
-                with letters(ConfigError):
-                    Store(self.places.disk).sweep()  # what processes left that died while they wrote
-                memory_tier.sweep()
-                if self.places.memory is not None:
-                    memory_tier.prepare(run.config.run_dir, nbytes)
-            except ConfigError as met:
-                error = met
+        try:
+            with letters(ConfigError):
+                if self.groups.rank == 0:
+                    self._make_room(run, nbytes)
+                if self.buffers is not None:  # now, so that the first save does not wait for its memory
+                    self.buffers.prepare(shards, arrange(shards, self.groups.rank))
+        except ConfigError as met:
+            error = met
         self.groups.raise_together(error)
+
+    def _make_room(self, run: Run, nbytes: int) -> None:
+        """On the first rank: away with what processes left that died while they wrote; a place in memory if one is wanted."""
+        Store(self.places.disk).sweep()
+        memory_tier.sweep()
+        if self.places.memory is not None:
+            memory_tier.prepare(run.config.run_dir, nbytes)
 
     def after_step(self, run: Run, turn: Turn) -> None:
         if turn.votes.get("save_failed"):
@@ -142,9 +151,14 @@ class Saver(Quiet):
         every = self.settings.memory_every
         return "memory" if every > 0 and turn.step % every == 0 else None
 
+    def _kept(self, run: Run) -> engine_state.Collected:
+        """What this rank has to write, in the types in which it is to be kept."""
+        collected, name = engine_state.collect(run.engine), self.settings.optimizer_dtype
+        return collected if name == "fp32" else halve(collected, NAMES[name])
+
     def _save(self, run: Run, step: int, tier: str) -> None:
         begun = time.perf_counter()
-        state = State(engine_state.collect(run.engine), *self.says.state(run))
+        state = State(self._kept(run), *self.says.state(run))
         root = self.places.disk if tier == "disk" else str(self.places.memory)
         trained = [(shard, tensor) for shard, tensor in state.shards if shard.kind != FROZEN]
         linked = self.linked.get(tier, "") if len(trained) < len(state.shards) else ""
@@ -221,15 +235,18 @@ class Saver(Quiet):
         """Every rank's part is written and the checkpoint is there: account for it, and let old ones go."""
         assert self.pending is not None
         save, self.pending = self.pending, None
-        cost_s = max(self.groups.gather(save.stall_s + save.slowed_s))
+        # The slowest rank's cost, and one step time for all: ranks that chose for themselves would save at different steps.
+        costs, step_times = zip(*self.groups.gather((save.stall_s + save.slowed_s, self._usual_step_s())), strict=True)
+        cost_s, step_s = max(costs), max(step_times)
         self.linked[save.tier] = step_name(save.job.step)
-        chosen = self.interval.learn(cost_s, self._usual_step_s()) if save.tier == "disk" else None
+        chosen = self.interval.learn(cost_s, step_s) if save.tier == "disk" else None
         if chosen is not None:
             self.says.chosen(chosen)
         if self.groups.rank == 0:
-            self._account(save, cost_s, chosen)
+            overhead = {} if chosen is None else {"every": chosen, "expected_overhead": cost_s / (chosen * max(step_s, 1e-9))}
+            self._account(save, {"cost_s": cost_s, **overhead})
 
-    def _account(self, save: Pending, cost_s: float, chosen: int | None) -> None:
+    def _account(self, save: Pending, cost: Small) -> None:
         """On the first rank: the event, and what retention says."""
         with letters(RunError):
             store = Store(save.job.root)
@@ -237,11 +254,10 @@ class Saver(Quiet):
             if save.tier == "memory":
                 gone = store.prune(save.job.step, keep_last=1)
             else:
-                gone = store.prune(save.job.step, self.settings.keep_last, self.settings.keep_every, self.says.best())
+                best = self.says.best([checkpoint.step for checkpoint in store.complete()])
+                gone = store.prune(save.job.step, self.settings.keep_last, self.settings.keep_every, best)
         event = {"event": "checkpoint", "kind": f"{self.settings.mode} {save.tier}", "step": save.job.step, "bytes": nbytes,
-                 "stall_s": save.stall_s, "write_s": time.perf_counter() - save.begun, "cost_s": cost_s, "removed": gone}  # fmt: skip
-        if chosen is not None:
-            event |= {"every": chosen, "expected_overhead": cost_s / (chosen * max(self._usual_step_s(), 1e-9))}
+                 "stall_s": save.stall_s, "write_s": time.perf_counter() - save.begun, **cost, "removed": gone}  # fmt: skip
         self.says.event(event)
 
     def _usual_step_s(self) -> float:
@@ -267,9 +283,9 @@ def make_saver(run: Run, groups: Groups, records: Records, writer: Writer | None
         }
         return small, {"rng": random_state()}
 
-    def best() -> list[int]:
-        held_out = loss_history(run.folder / "metrics.jsonl")[1]
-        return sorted(held_out, key=lambda step: held_out[step])[: settings.keep_best]
+    def best(saved: list[int]) -> list[int]:
+        held_out = loss_history(run.folder / "metrics.jsonl")[1] if settings.keep_best else {}
+        return sorted(held_out.keys() & saved, key=lambda step: held_out[step])[: settings.keep_best]
 
     fixed = None if settings.every == "auto" else settings.every
     chosen = groups.gather(records.resolved("checkpoint.every"))[0]

@@ -20,7 +20,7 @@ from framework.checkpoint.manifest import MANIFEST, arrange
 from framework.checkpoint.save import Job, commit, write_part
 from framework.checkpoint.shards import Logical, Shard
 from framework.checkpoint.state import State
-from framework.checkpoint.store import Store, free_bytes, retained
+from framework.checkpoint.store import Store, find, free_bytes, retained
 
 Save = Callable[..., Path]
 
@@ -197,6 +197,40 @@ def test_untrained_parameters_are_written_once(place: str, tmp_path: Path) -> No
     back = torch.zeros(3000)
     load(checkpoint, [(frozen[0], back)])
     assert torch.equal(back, frozen[1])
+
+
+@pytest.mark.parametrize("place", ["disk", "url"])
+def test_what_is_set_aside_counts_no_more_and_is_not_lost(place: str, save: Save, tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    root = str(tmp_path) if place == "disk" else "memory://set-aside"
+    for step in (10, 20, 30):
+        save(step, data_ranks=2, root=root)
+    store = Store(root)
+    kept = store.set_aside(10)
+    assert [checkpoint.step for checkpoint in store.complete()] == [10]
+    assert (store.scan().damaged, store.scan().unfinished) == ([], [])
+    assert ["00000020" in name for name in kept] == [True, False]
+    assert all(store.files.exists(f"{store.path}/{name}") for name in kept)
+    save(15, root=root)
+    save(25, root=root)
+    assert store.prune(25, keep_last=2) == [10]
+    assert store.sweep() == []
+    assert all(store.files.exists(f"{store.path}/{name}") for name in kept)  # retention does not see them
+    if place == "disk":
+        store.verify(store.open(kept[0]))
+    save(30, root=root)
+    store.verify(store.open("step_00000030"))
+    assert store.set_aside(30) == []
+
+
+def test_a_path_means_a_checkpoint(save: Save, tmp_path: Path) -> None:
+    for step in (10, 20):
+        save(step, root=str(tmp_path / "run" / "checkpoints"))
+    checkpoints = f"{tmp_path}/run/checkpoints"
+    newest = (checkpoints, "step_00000020")
+    assert find(f"{tmp_path}/run") == newest
+    assert find(f"{checkpoints}/") == newest
+    assert find(f"{checkpoints}/step_00000010") == (checkpoints, "step_00000010")
+    assert find(f"{tmp_path}/elsewhere") is None
 
 
 # ---------------------------------------------------------------- after a crash
