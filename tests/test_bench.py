@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from framework.config.compose import compose
-from tests.bench import harness, overhead, workload
+from tests.bench import checkpoint, harness, overhead, wide, workload
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
@@ -78,3 +78,30 @@ def test_rows_give_the_ratio_of_neighbouring_blocks(tmp_path: Path) -> None:
     step, first = overhead.rows("x", overhead.comparisons(tmp_path)["two_ranks"], a, b)
     assert "| 2.200 | 2.000 | 1.100 (1.100 to 1.150) | <= 1.03 |" in step  # ratios 1.1, 1.1, 1.2
     assert "| 5.00 | 4.00 | +1.00 s | <= +2 s |" in first
+
+
+def test_the_wide_model_has_a_hundred_million_parameters() -> None:
+    # By hand: per block 4 x 1024^2 attention, 3 x 1024 x 2816 feed-forward, 2 norms; one tied embedding; the final norm.
+    by_hand = 6 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 32768 * 1024 + 1024
+    assert wide.parameters("110M") == by_hand >= 100_000_000
+
+
+def test_checkpoint_figures_with_a_goal() -> None:
+    """Blocked 0.2 and 0.3 s, beside memcpy of 0.1 s and sync saves of 4 s; 1212 bytes where 1200 and a manifest of 10 are due."""
+    cycle = lambda blocked: {"blocked": blocked, "steps": 1.0}  # noqa: E731
+    report = {
+        "cycles": {"async": [cycle(9.0), cycle(0.2), cycle(0.3)], "sync": [cycle(9.0), cycle(4.0), cycle(4.0)]},
+        "memcpy": [0.1, 0.1],
+        "bytes": {"manifest": 10, "ours": 1222},
+        "loads": {"cached": {"plain": [9.0, 1.0, 2.0], "load": [9.0, 1.5, 2.5], "resume": [9.0, 3.0, 3.0]}},
+    }
+    found = [row.split("|")[2].strip() for row in checkpoint.goal_rows(report, 100)]
+    assert found == ["2.50", "0.062", f"{1222 / 1210:.4f}", "1.38"]  # the medians of 2, 3; of 0.05, 0.075; of 1.5, 1.25
+
+
+def test_runs_with_checkpoints_are_compared_with_their_neighbours() -> None:
+    none, ours = checkpoint.Timed(100.0, 80.0, 0, None), checkpoint.Timed(105.0, 82.0, 5, 7)
+    slow = [checkpoint.Timed(timed.command * 3, timed.steps * 3, timed.saves, timed.every) for timed in (ours, none)]
+    command, steps = checkpoint.auto_rows([(ours, none), (slow[0], slow[1])])
+    assert "| 1.050 |" in command
+    assert "| 1.025 |" in steps

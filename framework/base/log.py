@@ -14,6 +14,7 @@ class Log(io.TextIOBase):
     def __init__(self) -> None:
         self._early: list[str] = []
         self._file: TextIO | None = None
+        self.path: Path | None = None
 
     def writable(self) -> bool:
         return True
@@ -32,6 +33,7 @@ class Log(io.TextIOBase):
     def open(self, path: Path) -> None:
         """Append to `path` from now on, beginning with what was said so far."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
         self._file = open(path, "a", buffering=1)  # noqa: SIM115  (open as long as the process)
         self._file.writelines(self._early)
         self._early.clear()

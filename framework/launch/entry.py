@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from framework.base.errors import EXIT_DONE, EXIT_REFUSED, ConfigError, FrameworkError, RunError
+from framework.base.errors import EXIT_DONE, ConfigError, FrameworkError, RunError
 from framework.base.log import Log, start_log
 from framework.config.check import check
 from framework.config.compose import CONF, compose, register
@@ -42,7 +42,7 @@ def run_entry(words: Sequence[str], task: Callable[[Entry], None], ranks: Callab
     """
     rank = os.environ.get("RANK", "")
     process = Process(int(rank) if rank.isdecimal() else 0)  # enough to know who speaks, until the environment has been judged
-    config: Config | None = None
+    log: Log | None = None
     try:
         kept, flag = strip_local_rank(words)
         process = read_process(os.environ, flag)
@@ -53,16 +53,17 @@ def run_entry(words: Sequence[str], task: Callable[[Entry], None], ranks: Callab
         config = _compose(options)
         check(config, *((process.ranks, process.ranks_per_host) if ranks is None else (ranks(config),) * 2))
         _prepare(config, process)
-        task(Entry(config, process, start_log("hydra.verbose=true" in options.overrides)))
+        log = start_log("hydra.verbose=true" in options.overrides)
+        task(Entry(config, process, log))
     except FrameworkError as error:
-        _speak(error, process, config)
+        _speak(error, process, log)
         return error.exit_code
     except RuntimeError as error:
         lost = _lost_peer(error)
         if lost is None:
             raise
         logging.getLogger(__name__).exception("lost a rank")
-        _speak(lost, process, config)
+        _speak(lost, process, log)
         return lost.exit_code
     return EXIT_DONE
 
@@ -124,16 +125,16 @@ def _prepare(config: Config, process: Process) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _speak(error: FrameworkError, process: Process, config: Config | None) -> None:
+def _speak(error: FrameworkError, process: Process, log: Log | None) -> None:
     """Print the letter once over all ranks.
 
-    A refusal meets every rank: the first says it, the others wait for the launcher to end them and speak only if it does
-    not. A fault may meet some ranks only: whoever makes logs/letter.txt first prints it; who is alone just does.
+    Before the run folder is claimed, an error meets every rank: the first says it, the others wait for the launcher to end
+    them and speak only if it does not. Afterwards it may meet some ranks only: whoever makes logs/letter.txt first prints it.
     """
-    if error.exit_code == EXIT_REFUSED:
+    if log is None or log.path is None:
         if not process.first:
             time.sleep(MANNERS_S)
-    elif config is not None and process.ranks > 1 and not _first_to_say(Path(config.run_dir) / "logs" / "letter.txt", error.letter()):
+    elif process.ranks > 1 and not _first_to_say(log.path.with_name("letter.txt"), error.letter()):
         return
     who = "" if process.first else f"rank {process.rank}: "
     sys.stderr.write(f"\n{who}{error.letter()}\n")

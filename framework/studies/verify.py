@@ -165,7 +165,7 @@ def prove(runs: Runs, cases: Sequence[Case]) -> list[Verdict]:
         verdicts.append(Verdict(case.name, _resumed(folder), columns))
         for column, said in verdicts[-1].columns.items():
             if said != EQUAL:
-                runs.say(f"  {column} {said}")
+                runs.say(f"  {column}: {said}")
         if verdicts[-1].equal:
             shutil.rmtree(folder / "checkpoints")  # a difference is looked into, a proof takes no room
     return verdicts
@@ -177,7 +177,8 @@ def _resumed(folder: Path) -> tuple[int, ...]:
 
 def show(verdicts: Sequence[Verdict], screen: Console) -> None:
     """The table case x column ("from" is the step that a killed run went on from), and below it every first difference in full."""
-    table = Table(Column("case", overflow="fold"), *(Column(name, no_wrap=True) for name in ("from", *COLUMNS)), box=box.SIMPLE)
+    columns = [Column("case", overflow="fold"), *(Column(name, no_wrap=True) for name in ("from", *COLUMNS))]
+    table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for verdict in verdicts:
         cells = [EQUAL if said == EQUAL else "differs" for said in verdict.columns.values()]
         table.add_row(verdict.case, ", ".join(map(str, verdict.resumed)), *cells)
@@ -185,4 +186,4 @@ def show(verdicts: Sequence[Verdict], screen: Console) -> None:
     for verdict in verdicts:
         for column, said in verdict.columns.items():
             if said != EQUAL:
-                screen.print(f"{verdict.case}: {column} {said}", soft_wrap=True)
+                screen.print(f"{verdict.case}, {column}: {said}", soft_wrap=True)

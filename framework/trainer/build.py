@@ -119,10 +119,12 @@ def _claim_together(config: Config, groups: Groups) -> Path:
 
 
 def _engine(config: Config, groups: Groups, grid: Grid, device: torch.device) -> DeepSpeedEngine | PlainEngine:
-    model = Transformer(config.model)
+    with torch.device("meta"):  # no memory and no random numbers before initialise gives both
+        model = Transformer(config.model)
+    model.to_empty(device=device)
+    model.tie()
     initialise(model, config.model, config.seed)
     tag(model)
-    model.to(device)
     if config.compile == "blocks":
         compile_blocks(model)
     if config.engine == "plain":

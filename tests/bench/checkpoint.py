@@ -127,7 +127,8 @@ def _ratio(a: Sequence[float], b: Sequence[float]) -> float:
 
 def costs_text(report: dict[str, Any], model: str) -> str:
     parameters, memcpy = wide.parameters(model), quartiles(report["memcpy"])
-    text = f"\nCheckpoints of {parameters:,} parameters, {wide.RANKS} ranks, ZeRO stage 1, fp32, {len(report['memcpy'])} rounds after the first.\n\n"
+    rounds = len(report["memcpy"])
+    text = f"\nCheckpoints of {parameters:,} parameters, {wide.RANKS} ranks, ZeRO stage 1, fp32; {rounds} rounds after the first.\n\n"
     text += f"| save | first blocked, s | blocked, s | {STEPS_AFTER} steps after: extra s | MB |\n| --- | --- | --- | --- | --- |\n"
     text += "\n".join([*save_rows(report), f"| memcpy | | {memcpy} | | {12 * parameters / 1e6:.1f} |"])
     text += "\n\n| file is | plain reading, s | open, check, load, s | whole resume, s | load / plain |\n| --- | --- | --- | --- | --- |\n"
@@ -146,11 +147,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("costs", "auto"), help="left out: both")
     parser.add_argument("--params", choices=list(wide.MODELS), default="110M")
-    parser.add_argument(
-        "--rounds", type=int, default=4, help="saves and loads of each kind, after a first one; at least 2"
-    )
+    parser.add_argument("--rounds", type=int, default=3, help="saves and loads of each kind, after a first one; at least 2")
     parser.add_argument("--pairs", type=int, default=3, help="runs with every=auto and without checkpoints")
-    parser.add_argument("--steps", type=int, default=60, help="steps of such a run")
+    parser.add_argument("--steps", type=int, default=40, help="steps of such a run")
     given = parser.parse_args()
 
     text = heading()

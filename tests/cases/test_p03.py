@@ -85,7 +85,7 @@ FAST = {*SPLITS[:4], (Form("fp32", 0), Layout(1, 1, 4)), (Form("fp32", 2), Layou
 def test_the_step_is_that_of_twelve_tokens_in_one_batch(form: Form, layout: Layout) -> None:
     loss, gradient = reference(TRAINED)
     norm = sum(float(part.norm()) ** 2 for part in gradient.values()) ** 0.5
-    for seen in run_ranks(one_step, layout.ranks, form, layout, TRAINED):
+    for seen in run_ranks(one_step, layout.ranks, form, layout, TRAINED, env=tiny.ONE_THREAD):
         assert seen.out.loss == pytest.approx(loss, rel=1e-6)
         assert seen.out.grad_norm == pytest.approx(norm, rel=1e-6)
         assert tiny.distance(seen.gradient, gradient) < 1e-6
@@ -157,6 +157,6 @@ def feed(rank: int, ranks: int) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_feed_agrees_on_the_tokens_of_the_global_batch(ranks: int) -> None:
-    results = run_ranks(feed, ranks)
+    results = run_ranks(feed, ranks, env=tiny.ONE_THREAD)
     assert [own for own, _ in results] == ([[12, 0, 32]] if ranks == 1 else [[7, 0, 16], [5, 0, 16]])
     assert all(agreed == [12, 0, 32] for _, agreed in results)

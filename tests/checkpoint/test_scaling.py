@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -112,9 +111,8 @@ LAYOUTS = [(1, 1), (1, 3), (2, 1), (2, 3), (4, 1)]
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "BLOCK", 5)
-    yield
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -137,7 +135,8 @@ def test_rounded_moments_load_under_every_layout(saved: tuple[int, int], dtype: 
             load(checkpoint, filled)
             for (shard, want), (_, got) in zip(expected, filled, strict=True):
                 exact = want.double().numpy()
-                assert np.array_equal(got.double().numpy(), exact if shard.kind == "master" else rounded(exact, BITS[dtype])), (wanted, shard)
+                kept = exact if shard.kind == "master" else rounded(exact, BITS[dtype])
+                assert np.array_equal(got.double().numpy(), kept), (wanted, shard)
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -114,14 +114,15 @@ def prove(rank: int, ranks: int, model: Model, stage: int | None) -> Proof:
 
 
 FAST = [("llama", 0, 2), ("llama", 1, 2), ("llama", 2, 2), ("llama", 3, 2), ("gpt2", 1, 2), ("gpt2", 3, 2)]
-ALL = [(name, stage, ranks) for name in MODELS for stage in tiny.STAGES for ranks in LAYOUTS]
+ALL = [(name, stage, 2) for name in MODELS for stage in tiny.STAGES]
+ALL += [(name, stage, ranks) for name in ("llama", "gpt2") for stage in tiny.STAGES for ranks in (1, 4)]
 
 
 @pytest.fixture(scope="module", params=[*FAST, *(pytest.param(row, marks=pytest.mark.slow) for row in ALL if row not in FAST)], ids=str)
 def pair(request: pytest.FixtureRequest) -> tuple[list[Proof], Proof]:
     """What every rank has seen, and what PlainEngine has."""
     name, stage, ranks = request.param
-    return run_ranks(prove, ranks, MODELS[name], stage), prove(0, 1, MODELS[name], None)
+    return run_ranks(prove, ranks, MODELS[name], stage, env=tiny.ONE_THREAD, timeout=300), prove(0, 1, MODELS[name], None)
 
 
 def relative(got: float, want: float) -> float:

@@ -31,6 +31,8 @@ from framework.topology.groups import connect, make_groups
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16_autocast", "fp16_autocast")
 STAGES = (0, 1, 2, 3)
 OFFLOADS = ("none", "cpu")
+# Sums come in one order, and ranks on a busy machine do not wait for each other's threads.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 # Odd sizes, so that the parts of the ranks end inside rows and the last one is padded.
 LLAMA = Model(hidden_size=12, num_layers=2, num_heads=2, num_kv_heads=1, ffn_hidden_size=20, vocab_size=31, max_positions=16)

@@ -130,7 +130,7 @@ def test_a_run_that_forgets_its_random_numbers_is_found(tmp_path: Path) -> None:
     assert verdict.columns["optimizer"].startswith("differs at step 4, rank 0: master ")
     assert verdict.columns["weights"].startswith("differs at step 4, rank 0: live ")
     assert (verdict.columns["data"], verdict.columns["samples"]) == ("equal", "equal")
-    assert f"killed: rng {verdict.columns['rng']}" in said(on)
+    assert f"killed, rng: {verdict.columns['rng']}" in said(on)
 
 
 def test_a_difference_becomes_a_letter_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,4 +98,4 @@ def test_a_probe_that_was_skipped_is_made_up_for() -> None:
     interval.saved(11)
     assert not interval.due(12)
     assert interval.learn(0.3, 0.2) == 30
-    assert [step for step in range(12, 60) if interval.due(step)][0] == 41
+    assert next(step for step in range(12, 60) if interval.due(step)) == 41
