@@ -105,7 +105,7 @@ class Precision:
     initial_scale_power: int = meaning(16, "fp16: the loss scale starts at 2 to this power")
     scale_window: int = meaning(1000, "fp16: applied steps without overflow before the scale doubles")
     hysteresis: int = meaning(2, "fp16: overflows before the scale halves (not used by fp16_autocast)")
-    min_scale: float = meaning(1.0, "fp16: floor of the loss scale (not used by fp16_autocast)")
+    min_scale: int = meaning(1, "fp16: floor of the loss scale (not used by fp16_autocast)")
 
     @property
     def half_weights(self) -> bool:

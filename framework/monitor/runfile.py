@@ -26,7 +26,7 @@ class Start:
     """What is known of a start once all ranks have met.
 
     `command` is the command line in words, `config_hash` covers the settings tagged `meaning`, `first_step` is the step that
-    this start begins with, `resolved` holds what `auto` settings became.
+    this start begins with and `steps` the one it is to end with, `resolved` holds what `auto` settings became.
     """
 
     command: list[str]
@@ -34,6 +34,7 @@ class Start:
     hosts: list[str]
     config_hash: str
     first_step: int = 1
+    steps: int = 0
     resolved: dict[str, Any] = field(default_factory=dict)
 
 
@@ -79,6 +80,11 @@ class RunFile:
         return self._facts.get("status")
 
     @property
+    def steps(self) -> int:
+        """The step that the last start was to end with; 0 before the first."""
+        return self._facts.get("steps", 0)
+
+    @property
     def config_hash(self) -> str | None:
         return self._facts.get("config_hash")
 
@@ -105,6 +111,7 @@ class RunFile:
             "status": "running",
             "command": start.command,
             "config_hash": start.config_hash,
+            "steps": start.steps,
             "world": {"size": start.world_size, "hosts": start.hosts},
             "tracker_run_id": self.tracker_run_id,
             "git_commit": git_commit(),

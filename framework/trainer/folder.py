@@ -29,7 +29,8 @@ def inspect(config: Config) -> bool:
     if config.resume == "never":
         return False
     refuse_changes(changes(read_config(kept), config), config, str(folder))
-    return RunFile(folder / "run.json").status == "done" and read_config(kept).steps >= config.steps
+    made = RunFile(folder / "run.json")  # not config.yaml, which a start that was refused later has written anew
+    return made.status == "done" and made.steps >= config.steps
 
 
 def run_folder(config: Config) -> Path:

@@ -35,7 +35,7 @@ class Records(Quiet):
         if groups.rank == 0:
             folder = run_folder(config)
             self.runfile = RunFile(folder / "run.json")
-            start = Start(sys.argv, facts.ranks, hosts, meaning_hash(config), facts.first_step, self.runfile.resolved)
+            start = Start(sys.argv, facts.ranks, hosts, meaning_hash(config), facts.first_step, config.steps, self.runfile.resolved)
             self.runfile.begin(start)
             self.events = JsonLines(folder / "events.jsonl")
             self.console = Console(config, facts, Screen(highlight=False), folder / "metrics.jsonl")

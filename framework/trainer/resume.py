@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from framework.base.errors import ConfigError
@@ -23,6 +24,7 @@ from framework.config.schema import Config
 from framework.engine import state as engine_state
 from framework.engine.engine import PlainEngine
 from framework.engine.sharded import DeepSpeedEngine
+from framework.monitor.sinks import read_lines
 from framework.topology.groups import Groups, accelerator
 from framework.topology.random import seed_training, stream_seed
 from framework.trainer.letters import letters
@@ -163,12 +165,21 @@ def _newest(config: Config, passed_over: list[CheckpointError]) -> Choice | None
     if len(complete) > len(passed_over):
         step, root = complete[len(passed_over)]
         return root, step_name(step), tuple(fault.letter() for fault in faults)
-    if faults:
-        write = "resume=never to start anew beside them"
-        raise ConfigError(f"checkpoints of {config.run_dir}", faults[0].letter(), "one that can be used", write)
-    if config.resume == "must":
-        raise ConfigError("resume", "must, and there is no checkpoint", f"a complete one in {disk_root(config)}", "resume=auto")
+    _refuse_zero(config, faults)
     return None
+
+
+def _refuse_zero(config: Config, faults: list[CheckpointError]) -> None:
+    """Raise ConfigError unless a start from the beginning is what the user means: no checkpoint can be used, `faults` say why."""
+    subject, place = f"checkpoints of {config.run_dir}", disk_root(config)
+    if faults:
+        raise ConfigError(subject, faults[0].letter(), "one that can be used", "resume=never to start anew beside them")
+    saved = [line["step"] for line in read_lines(Path(config.run_dir) / "events.jsonl") if line["event"] == "checkpoint"]
+    if saved:
+        got = f"none in {place}, though step {saved[-1]} was saved"
+        raise ConfigError(subject, got, "at least one", "resume=PATH where they are now, or resume=never to start anew")
+    if config.resume == "must":
+        raise ConfigError("resume", "must, and there is no checkpoint", f"a complete one in {place}", "resume=auto")
 
 
 def _changes(config: Config, checkpoint: Checkpoint, fingerprint: str) -> list[Change]:

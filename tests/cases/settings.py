@@ -42,7 +42,7 @@ class Start:
 
 STARTS = {
     "llama": Start(["zero=stage1"]),
-    "gpt2": Start(["zero=stage3", "optimizer=sgd", "steps=7", "schedule.total_steps=5", "model.position=learned"]),
+    "gpt2": Start(["zero=stage3", "steps=7", "schedule.total_steps=5", "model.position=learned"]),
     "fp16": Start(["zero=stage1"]),
     "autocast": Start(["precision.dtype=bf16"]),
     "plain": Start(["data=tokens", "eval.every=0"]),

@@ -93,6 +93,7 @@ def test_the_command_refuses_them_with_code_2(path: Path_, tmp_path: Path) -> No
     assert_one_letter(started.text, wrong)
 
 
+@pytest.mark.slow
 def test_so_does_the_deepspeed_launcher(tmp_path: Path) -> None:
     wrong = write_damaged("tiny", ("data", "seq_length"), tmp_path)
     words = ["framework.train", "--config-dir", str(tmp_path), "recipe=damaged", f"output_root={tmp_path}/runs"]

@@ -23,7 +23,7 @@ def config(root: Path, **values: Any) -> Config:
 def a_run_that_ended(root: Path, status: End, **values: Any) -> Config:
     made = config(root, **values)
     runfile = RunFile(claim(made) / "run.json")
-    runfile.begin(Start(["framework.train"], 1, ["here"], "hash"))
+    runfile.begin(Start(["framework.train"], 1, ["here"], "hash", steps=made.steps))
     runfile.finish(status)
     return made
 
