@@ -208,7 +208,7 @@ TABLE: dict[str, Leaf] = {
     "precision.initial_scale_power": Leaf(10, "fp16", lambda s: math.log2(s.watch.turns[0].out.loss_scale)),
     "precision.scale_window": Leaf(3, "fp16", lambda s: s.zero.loss_scaler.scale_window),
     "precision.hysteresis": Leaf(1, "fp16", lambda s: s.zero.loss_scaler.delayed_shift),
-    "precision.min_scale": Leaf(2.0, "fp16", lambda s: s.zero.loss_scaler.min_scale),
+    "precision.min_scale": Leaf(2, "fp16", lambda s: s.zero.loss_scaler.min_scale),
     "zero.stage": Leaf(2, "llama", lambda s: 2 if s.zero.partition_gradients else None),
     "zero.offload": Leaf("cpu", "gpt2", lambda s: "cpu" if s.zero.offload_optimizer and s.zero.offload_param else "none"),
     "zero.overlap_comm": Leaf(False, "llama", lambda s: s.zero.overlap_comm),

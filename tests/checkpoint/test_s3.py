@@ -22,7 +22,7 @@ from tests.ranks import Job, free_port
 from tests.runs import PLAIN
 from tests.starts import assert_one_letter
 
-s3fs = pytest.importorskip("s3fs")
+pytest.importorskip("s3fs")
 server = pytest.importorskip("moto.server")
 from botocore.exceptions import EndpointConnectionError  # noqa: E402  (there if s3fs is)
 
@@ -97,7 +97,7 @@ def test_a_connection_that_breaks_is_a_letter(save: Save, monkeypatch: pytest.Mo
     save(1, root=root)
     for name, error in (("pipe_file", SaveError), ("makedirs", SaveError), ("ls", CheckpointError)):
         with monkeypatch.context() as patch:
-            patch.setattr(s3fs.S3FileSystem, name, broken)
+            patch.setattr(Store(root).files, name, broken)  # fsspec gives everybody the same object
             with pytest.raises(error, match="Could not connect"):
                 save(2, root=root) if error is SaveError else Store(root).newest()
     assert [checkpoint.step for checkpoint in Store(root).complete()] == [1]
@@ -107,6 +107,7 @@ def enter(place: Mapping[str, str]) -> None:
     os.environ.update(place)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_letter_before_the_first_step(place: Mapping[str, str], tmp_path: Path) -> None:
     nowhere = {**place, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_MAX_ATTEMPTS": "1"}
     words = [*PLAIN, "checkpoint=sync", f"checkpoint.root=s3://{BUCKET}/run", "steps=2"]

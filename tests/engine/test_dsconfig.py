@@ -184,7 +184,7 @@ LEAVES: tuple[tuple[str, Any, Any, dict[str, Any]], ...] = (
     ("precision", FP16, replace(FP16, initial_scale_power=9), {"fp16.initial_scale_power": 9}),
     ("precision", FP16, replace(FP16, scale_window=7), {"fp16.loss_scale_window": 7}),
     ("precision", FP16, replace(FP16, hysteresis=5), {"fp16.hysteresis": 5}),
-    ("precision", FP16, replace(FP16, min_scale=4.0), {"fp16.min_loss_scale": 4.0}),
+    ("precision", FP16, replace(FP16, min_scale=4), {"fp16.min_loss_scale": 4}),
     ("zero", Zero(), Zero(stage=1), {
         "zero_optimization.stage": 1, "zero_optimization.overlap_comm": True, "gradient_clipping": Config.clip_grad_norm,
     }),

@@ -49,8 +49,8 @@ def test_more_steps_at_a_later_start_go_on(resume: str, here: Path) -> None:
     runs.train([*WORDS, "steps=8", f"resume={resume}"], here)
     assert_as_if_never_stopped(here)
     (resumed,) = runs.events(here / "runs/run", "resume")
-    assert (resumed["step"], resumed["passed_over"], resumed["changes"]) == (4, [], ["steps [free]: 4 -> 8"])
-    assert resumed["random"] == "random numbers go on"
+    assert (resumed["step"], resumed["passed_over"], resumed["random"]) == (4, [], "random numbers go on")
+    assert "steps [free]: 4 -> 8" in resumed["changes"]
     assert [start["first_step"] for start in runs.facts(here / "runs/run")["starts"]] == [1, 5]
 
 
