@@ -58,12 +58,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended: bytes that this rank wrote, seconds without the wait for other ranks, and an error or ''."""
+    """How a job ended: bytes that this rank wrote, seconds without the wait for other ranks, and the parts of its error, if it met one."""
 
     step: int
     nbytes: int = 0
     write_s: float = 0.0
-    error: str = ""
+    error: tuple[Any, ...] = ()
 
 
 def write_part(job: Job, source: Source) -> Result:

@@ -76,7 +76,7 @@ class Writer:
             raise SaveError(job.subject, f"the writer process ended with status {status}", "a writer that lives as long as its trainer")
         result = Result(**json.loads(line))
         if result.error:
-            raise SaveError(result.error)
+            raise SaveError(*result.error)
         return result
 
     def close(self) -> Result | None:
@@ -118,9 +118,9 @@ def _serve(job: Job, memory: int, trainer: int) -> Result:
             commit(job, lambda: os.getppid() != trainer)
         return result
     except CheckpointError as error:
-        return Result(job.step, error=error.letter())
+        return Result(job.step, error=(error.subject, error.got, error.expected, error.write))
     except Exception as error:  # whatever it is, the trainer has to hear of it
-        return Result(job.step, error=f"{job.subject}: {type(error).__name__}: {error}")
+        return Result(job.step, error=(job.subject, f"{type(error).__name__}: {error}"))
 
 
 def _lines(trainer: int) -> Iterator[bytes]:

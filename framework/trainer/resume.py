@@ -18,6 +18,7 @@ from framework.checkpoint.manifest import step_name
 from framework.checkpoint.scaling import MOMENTS
 from framework.checkpoint.state import restore_rng, rng_state
 from framework.checkpoint.store import Checkpoint, Store, find
+from framework.config import parameters
 from framework.config.compose import build
 from framework.config.identity import Change, changes, refuse_changes
 from framework.config.schema import Config
@@ -81,6 +82,7 @@ def take_up(config: Config, groups: Groups, engine: DeepSpeedEngine | PlainEngin
             root, name, damaged = choice
             checkpoint = _open(root, name, groups)
             listed = _changes(config, checkpoint, fingerprint)
+            _refuse_other_model(config, checkpoint)
             restore(engine, checkpoint, groups)
         except CheckpointError as fault:
             if is_named(config):
@@ -190,6 +192,15 @@ def _changes(config: Config, checkpoint: Checkpoint, fingerprint: str) -> list[C
         listed.append(Change("the data's content", "meaning", small["data"], fingerprint))
     refuse_changes(listed, config, checkpoint.path)
     return listed
+
+
+def _refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for tensors that this run's model does not have; `load` finds those that the checkpoint does not have."""
+    known = {entry.name for entry in parameters.table(config.model) if entry.tied_to is None}
+    unknown = sorted({name for _, name in checkpoint.pieces} - known)
+    if unknown:
+        got = f"{len(unknown)} tensors that this model does not have, {unknown[0]} among them"
+        raise CheckpointError(checkpoint.path, got, "tensors of this model: the checkpoint is of another model")
 
 
 def random_state() -> dict[str, Any]:

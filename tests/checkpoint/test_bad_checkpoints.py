@@ -128,19 +128,19 @@ def test_where_all_are_damaged_nothing_begins_from_zero(resume: str, here: Path)
 
 
 OTHERS = {
-    "wider": ["model.ffn_hidden_size=96"],
-    "deeper": ["model.num_layers=3"],
-    "shallower": ["model.num_layers=1"],
-    "untied": ["model.tie_embeddings=false"],
+    "wider": ("model.ffn_hidden_size", "64", "96"),
+    "deeper": ("model.num_layers", "2", "3"),
+    "shallower": ("model.num_layers", "2", "1"),
+    "untied": ("model.tie_embeddings", "True", "False"),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_checkpoint_of_another_model_is_refused_even_if_changes_are_allowed(other: str, here: Path) -> None:
-    words = [*WORDS, *OTHERS[other], "steps=6", "name=other", "resume=runs/run/checkpoints/step_00000004"]
-    key, _, value = OTHERS[other][0].partition("=")
+    key, old, new = OTHERS[other]
+    words = [*WORDS, f"{key}={new}", "steps=6", "name=other", "resume=runs/run/checkpoints/step_00000004"]
     said = runs.train(words, here, code=2)
-    assert_one_letter(said, key, f"{value} now".capitalize() if value == "false" else f"{value} now", "resume_changes=allow")
+    assert_one_letter(said, f"{key}: {old} there, {new} now", "resume_changes=allow")
     said = runs.train([*words, "resume_changes=allow"], here, code=2)
     assert_one_letter(said, "another model")
     assert not runs.losses(here / "runs/other")
@@ -183,7 +183,6 @@ def obey_permissions() -> None:
     for word in range(3):  # effective, permitted, inheritable
         data[word] &= ~(1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH)
     assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
-    assert not os.access("/proc/1/mem", os.W_OK) or os.getpid() == 1
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
