@@ -14,12 +14,16 @@ from framework.launch.command import ranks_to_start
 from framework.launch.entry import run_entry
 from framework.studies.verify import verify
 
+FILE_WIDTH = 120
+"""Columns of the table where there is no terminal to ask; the 80 of rich would break the names of the cases."""
+
 
 def main() -> int:
     words = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # through every `finally`: no run outlives its proof
-    return run_entry(words, lambda entry: verify(entry.config, words, Console(highlight=False)), ranks_to_start)
+    screen = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    return run_entry(words, lambda entry: verify(entry.config, words, screen), ranks_to_start)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The server imports these once; every rank is then a fork of it. pytest is among them because a rank imports the caller's test file.
 _FORKSERVER = multiprocessing.get_context("forkserver")
-# The last two are what making an engine would import, in seconds.
-_FORKSERVER.set_forkserver_preload(["torch", "deepspeed", "pytest", "torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer"])
+# Those with a dot are what making an engine would import, in seconds; those of the second line what the command line imports.
+_FORKSERVER.set_forkserver_preload([
+    "torch", "deepspeed", "pytest", "torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer",
+    "hydra", "rich.console", "yaml", "fsspec",
+])  # fmt: skip
 
 
 def free_port() -> int:

@@ -24,7 +24,8 @@ from tests.starts import LAUNCHER_SETS, start
 
 # The smallest model that has everything; one step takes a few milliseconds.
 SMALL = ["recipe=tiny", "name=run", "batch.global_size=4", "batch.micro_size=1", "data=synthetic", "data.synthetic_tokens=5000"]
-SMALL += ["data.seq_length=16", "data.workers=0", "eval.every=-1", "monitor.sample_tokens=0", "monitor.console=none", "launch.threads=1"]
+SMALL += ["data.seq_length=16", "data.workers=0", "eval.every=-1", "monitor.sample_tokens=0", "monitor.console=none"]
+SMALL += ["monitor.curve=false", "launch.threads=1"]
 SMALL += ["model.hidden_size=32", "model.num_heads=2", "model.ffn_hidden_size=64", "model.vocab_size=64", "schedule.total_steps=400"]
 PLAIN = [*SMALL, "engine=plain", "zero=stage0", "batch.micro_size=4"]
 

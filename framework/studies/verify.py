@@ -27,6 +27,7 @@ from framework.studies.compare import COLUMNS, EQUAL, Trace, compare, read_trace
 from framework.studies.killed import Moment, Runs
 
 MATRIX_DROPOUT = 0.1
+MATRIX_SCALE_WINDOW = 3  # fp16: the loss scale grows before and after the kill
 MATRIX_WORKERS = (0, 2)
 
 
@@ -107,6 +108,7 @@ def matrix(config: Config) -> Iterator[Case]:
         words = (
             word("precision.dtype", precision.dtype), word("precision.autocast", precision.autocast),
             word("zero.stage", zero.stage), word("zero.offload", zero.offload), word("model.dropout", MATRIX_DROPOUT),
+            word("precision.scale_window", MATRIX_SCALE_WINDOW),
         )  # fmt: skip
         label = f"{precision.dtype}{'_autocast' if precision.autocast else ''}_stage{zero.stage}"
         for workers in MATRIX_WORKERS:

@@ -74,8 +74,9 @@ def global_ids(run: Path) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "ranks"), [(0, 1), (2, 1), pytest.param(0, 2, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)]
+)
 def test_resume_goes_on_in_the_order_of_the_run_that_was_never_stopped(workers: int, ranks: int, tmp_path: Path) -> None:
     write_tokens(tmp_path / "corpus", [np.arange(SAMPLES * SEQ + 1) // SEQ], np.dtype("<u2"))  # token = number of the sample
     first = [words("straight", STEPS, ranks, workers), *(words(f"cut{cut}", cut, ranks, workers) for cut in CUTS)]

@@ -85,11 +85,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "another step than its name": (lambda folder: folder.rename(folder.with_name("step_00000005")), ["step_00000004"]),
 }
 
-SEEN = {"truncated by a byte", "a flipped bit", "a file too many", "a newer manifest"}
-"""One of each kind: seen by its size, its checksum, the list of files, the manifest."""
+# Always one of each kind: seen by its size, its checksum, the list of files, the manifest.
+FAST = {"truncated by a byte", "a flipped bit", "a file too many", "a newer manifest"}
+EACH = [damage if damage in FAST else pytest.param(damage, marks=pytest.mark.slow) for damage in DAMAGES]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", EACH)
 def test_the_older_one_is_taken_where_the_user_named_none(damage: str, here: Path) -> None:
     harm, parts = DAMAGES[damage]
     run = here / "runs/run"
@@ -104,7 +105,7 @@ def test_the_older_one_is_taken_where_the_user_named_none(damage: str, here: Pat
     assert max(runs.losses(run)) == 6
 
 
-@pytest.mark.parametrize("damage", [damage if damage in SEEN else pytest.param(damage, marks=pytest.mark.slow) for damage in DAMAGES])
+@pytest.mark.parametrize("damage", EACH)
 def test_the_one_that_the_user_named_is_refused(damage: str, here: Path) -> None:
     harm, parts = DAMAGES[damage]
     folder = here / "runs/run/checkpoints/step_00000004"
@@ -138,7 +139,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", ["shallower", "wider", *(pytest.param(other, marks=pytest.mark.slow) for other in ("deeper", "untied"))])
 def test_a_checkpoint_of_another_model_is_refused_even_if_changes_are_allowed(other: str, here: Path) -> None:
     key, old, new = OTHERS[other]
     words = [*WORDS, f"{key}={new}", "steps=6", "name=other", "resume=runs/run/checkpoints/step_00000004"]
