@@ -48,7 +48,7 @@ def main() -> None:
             engine.step()
             total += loss.item()
         lines.step(step, total / workload.ACCUMULATION)
-    torch.distributed.destroy_process_group()
+    # No destroy_process_group: gloo's threads sometimes abort the process in it, after the work is done.
 
 
 if __name__ == "__main__":
