@@ -182,8 +182,8 @@ def test_the_wait_for_data_is_measured(tmp_path: Path) -> None:
     iterator = stream.start(0)
     for _ in range(2):
         next(iterator)
-        time.sleep(0.2)  # the trainer's own time is not waiting
-        assert 0.1 <= stream.wait_s < 0.2
+        time.sleep(1.0)  # the trainer's own time is not waiting
+        assert 0.1 <= stream.wait_s < 1.0
 
 
 def test_a_program_that_forgets_to_close_still_ends(tmp_path: Path) -> None:
@@ -212,12 +212,15 @@ next(iterator)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    # The workers hold the pipe too: run() comes back when the last of them has gone.
+    # The workers hold the pipe too: run() comes back when the last of them has closed it, on its way out.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
     pids = done.stdout.split()
     assert len(pids) == 2
-    assert not any(runs(int(pid)) for pid in pids)
+    deadline = time.monotonic() + 30
+    while any(runs(int(pid)) for pid in pids):
+        assert time.monotonic() < deadline, f"{pids} live on"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("samples", "count"), [(0, 7), (3, 3), (100, 7), (4, 4)])
