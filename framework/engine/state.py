@@ -114,10 +114,13 @@ def restore(engine: AnyEngine, load: Callable[[Collected], None], kept: dict[str
             setattr(engine.engine, name, kept["deepspeed"][name])
 
 
-def hashes(engine: AnyEngine) -> dict[str, str]:
-    """xxh3_128 of this rank's live weights and of its optimizer (masters, moments, counters): {"weights": .., "optimizer": ..}."""
+def hashes(engine: AnyEngine, tensors: dict[str, str] | None = None) -> dict[str, str]:
+    """xxh3_128 of this rank's live weights and of its optimizer (masters, moments, counters): {"weights": .., "optimizer": ..}.
+
+    `tensors` is what tensor_hashes gives, where the caller has it already.
+    """
     sums = {"weights": xxhash.xxh3_128(), "optimizer": xxhash.xxh3_128()}
-    for name, value in tensor_hashes(engine).items():
+    for name, value in (tensors or tensor_hashes(engine)).items():
         sums["weights" if name.startswith("live ") else "optimizer"].update(f"{name}={value};".encode())
     sums["optimizer"].update(json.dumps(counters(engine), sort_keys=True).encode())
     return {name: value.hexdigest() for name, value in sums.items()}

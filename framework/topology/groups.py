@@ -104,9 +104,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def disconnect() -> None:
-    """Leave the process groups, if there are any."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

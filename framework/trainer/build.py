@@ -59,7 +59,8 @@ def build(config: Config, process: Process, log: Log) -> Run:
     log.open(run_folder / "logs" / f"rank_{process.rank}.log")
 
     engine = _engine(config, groups, grid, torch.device(accelerator().current_device_name()))
-    found = resume.take_up(config, groups, engine, corpora.train.fingerprint())
+    fingerprint = corpora.train.fingerprint()
+    found = resume.take_up(config, groups, engine, fingerprint)
     position = found.position if found is not None else Position()
     settings = _stream_settings(config, groups, grid, process)
     feed = Feed(TrainingStream(corpora.train, settings, engine.device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
@@ -67,7 +68,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     records = Records(config, groups, _facts(config, corpora, process, position))
     run.hooks = _hooks(run, groups, corpora, settings, records)
     if config.checkpoint.mode != "none":
-        run.hooks.append(make_saver(run, groups, records, writer, corpora.train.fingerprint()))
+        run.hooks.append(make_saver(run, groups, records, writer, fingerprint))
 
     seed_training(config.seed, groups.place.data)
     if found is not None:

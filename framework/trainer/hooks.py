@@ -53,8 +53,8 @@ class SampleLog(Quiet):
     def after_step(self, run: Run, turn: Turn) -> None:
         place = self.groups.place
         mine = [] if place.pipeline + place.context + place.tensor else [micro.indices.tolist() for micro in turn.batch]
-        for data_rank, text in enumerate(filter("[]".__ne__, self.groups.gather(json.dumps(mine)))):
-            for micro, ids in enumerate(json.loads(text)):
+        for data_rank, read in enumerate(filter(None, self.groups.gather(mine))):
+            for micro, ids in enumerate(read):
                 if self.lines is not None:
                     self.lines.write({"step": turn.step, "data_rank": data_rank, "micro": micro, "ids": ids})
 
@@ -75,9 +75,10 @@ class Hashes(Quiet):
         if turn.step % run.config.verify.hash_every != 0 and not turn.last:
             return
         read = [micro.indices.tolist() for micro in turn.batch]
-        found: dict[str, Any] = state.hashes(run.engine) | {"rng": digest(self.random_state()), "data": digest(read)}
+        tensors = state.tensor_hashes(run.engine)
+        found: dict[str, Any] = state.hashes(run.engine, tensors) | {"rng": digest(self.random_state()), "data": digest(read)}
         if run.config.verify.tensors:
-            found["tensors"] = state.tensor_hashes(run.engine)
+            found["tensors"] = tensors
         for rank, hashes in enumerate(self.groups.gather(found)):
             if self.lines is not None:
                 self.lines.write({"step": turn.step, "rank": rank, **hashes})
