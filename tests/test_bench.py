@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -31,19 +32,22 @@ def test_the_model_has_ten_million_parameters() -> None:
     assert sum(parameter.numel() for parameter in workload.make_model().parameters()) == by_hand
 
 
-def test_blocks_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
+def test_sides_take_turns(tmp_path: Path) -> None:
+    """Two clocks: each ticks in its own turns only, in the order A B B A after both have started."""
 
-    def note(side: harness.Side, steps: int) -> harness.Block:
-        order.append(side.name)
-        return harness.Block(0.0, float(len(order)))
+    def side(name: str) -> harness.Side:
+        def words(folder: Path, steps: int) -> list[str]:
+            return ["tests.bench.clock", "--steps", str(steps), "--ticks", str(tmp_path / name), "--lines", str(folder / "lines")]
 
-    monkeypatch.setattr(harness, "run_block", note)
-    a, b = (harness.Side(name, None, lambda _folder, _steps: [], "") for name in "AB")
-    blocks_a, blocks_b = harness.alternate(a, b, pairs=4, steps=20)
-    assert "".join(order) == "AB" + "ABBAABBA"  # the first two are not counted
-    assert [block.step for block in blocks_a] == [3, 6, 7, 10]
-    assert [block.step for block in blocks_b] == [4, 5, 8, 9]
+        return harness.Side(name, None, words, "lines")
+
+    pairs = harness.alternate(side("A"), side("B"), lives=1, steps=25)
+    assert len(pairs) == 2
+    assert all(block.step * 25 >= 0.02 * 23 for pair in pairs for block in pair)  # two ticks may be begun in the turn before
+    ticks = {name: [float(line) for line in (tmp_path / name).read_text().split()][-(harness.WARM_UP + 50) :] for name in "AB"}
+    last_life = sorted((tick, name) for name in "AB" for tick in ticks[name])
+    turns = [name for name, _ in itertools.groupby(name for _, name in last_life)]
+    assert "".join(turns) == "ABABA"  # the start of A, the start of B, a turn of A, two of B, one of A
 
 
 def test_the_observer_notes_when_lines_appear(tmp_path: Path) -> None:
@@ -73,9 +77,8 @@ def test_the_observer_stops_when_the_writer_has_ended(tmp_path: Path) -> None:
 
 
 def test_rows_give_the_ratio_of_neighbouring_blocks(tmp_path: Path) -> None:
-    a = [harness.Block(5.0, step) for step in (1.1, 2.2, 3.6)]
-    b = [harness.Block(4.0, step) for step in (1.0, 2.0, 3.0)]
-    step, first = overhead.rows("x", overhead.comparisons(tmp_path)["two_ranks"], a, b)
+    pairs = [(harness.Block(5.0, ours), harness.Block(4.0, floor)) for ours, floor in ((1.1, 1.0), (2.2, 2.0), (3.6, 3.0))]
+    step, first = overhead.rows("x", overhead.comparisons(tmp_path)["two_ranks"], pairs)
     assert "| 2.200 | 2.000 | 1.100 (1.100 to 1.150) | <= 1.03 |" in step  # ratios 1.1, 1.1, 1.2
     assert "| 5.00 | 4.00 | +1.00 s | <= +2 s |" in first
 

@@ -44,6 +44,8 @@ class DeepSpeedEngine:
         if self.engine.torch_autocast_z0_gradscaler is not None:
             self.scaler = make_scaler(config.precision, accelerator().device_name())
             self.engine.torch_autocast_z0_gradscaler = self.scaler
+        if self.data_ranks == 1 and config.zero.stage == 0:
+            self.engine.enable_backward_allreduce = False  # a mean over one: two copies of the whole gradient, for nothing
         self.device: torch.device = self.engine.device
         self.applied = 0
         self.hold: Callable[[], None] = do_nothing

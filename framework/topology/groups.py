@@ -95,9 +95,18 @@ def make_groups(grid: Grid, rank: int, timeout_s: float) -> Groups:
     if not dist.is_initialized():
         return Groups(rank, place, None, None)
     wait = datetime.timedelta(seconds=timeout_s)
-    made: dict[tuple[int, ...], Any] = {tuple(ranks): dist.new_group(ranks, timeout=wait) for ranks in grid.groups("data", "context")}
-    control: Any = dist.new_group(backend="gloo", timeout=wait)
+    made = {tuple(ranks): _new_group(ranks, wait) for ranks in grid.groups("data", "context")}
+    control = _world() if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=wait)
     return Groups(rank, place, made[tuple(grid.peers(rank, "data", "context"))], control)
+
+
+def _new_group(ranks: list[int], timeout: datetime.timedelta) -> Any:
+    """Whoever needs everybody gets the group that is there: each gloo group has a thread that wakes 100 times a second."""
+    return _world() if len(ranks) == dist.get_world_size() else dist.new_group(ranks, timeout=timeout)
+
+
+def _world() -> Any:
+    return dist.group.WORLD
 
 
 def _free_port() -> int:

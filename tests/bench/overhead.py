@@ -57,11 +57,11 @@ def comparisons(cache: Path) -> dict[str, Comparison]:
     }
 
 
-def rows(name: str, comparison: Comparison, a: Sequence[Block], b: Sequence[Block]) -> list[str]:
-    """One table row per figure. The ratio is taken inside a pair of neighbouring blocks, then median and quartiles over pairs."""
-    step_a, step_b = (statistics.median(block.step for block in side) for side in (a, b))
-    first_a, first_b = (statistics.median(block.first_step for block in side) for side in (a, b))
-    ratio = quartiles([mine.step / floor.step for mine, floor in zip(a, b, strict=True)])
+def rows(name: str, comparison: Comparison, pairs: Sequence[tuple[Block, Block]]) -> list[str]:
+    """One table row per figure. The ratio is taken inside a pair of neighbouring turns, then median and quartiles over pairs."""
+    step_a, step_b = (statistics.median(block.step for block in side) for side in zip(*pairs, strict=True))
+    first_a, first_b = (statistics.median(block.first_step for block in side) for side in zip(*pairs, strict=True))
+    ratio = quartiles([ours.step / floor.step for ours, floor in pairs])
     head = f"| {name} | {comparison.a.name} / {comparison.b.name}"
     return [
         f"{head} | step, s | {step_a:.3f} | {step_b:.3f} | {ratio} | {comparison.goal} |",
@@ -72,19 +72,19 @@ def rows(name: str, comparison: Comparison, a: Sequence[Block], b: Sequence[Bloc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("two_ranks", "one_process", "noise"), help="left out: two_ranks and one_process")
-    parser.add_argument("--pairs", type=int, default=6, help="blocks of each side (at least 5 for a figure that is quoted)")
-    parser.add_argument("--steps", type=int, default=20, help="measured steps of a block")
+    parser.add_argument("--lives", type=int, default=5, help="starts of each side (at least 5 for a figure that is quoted)")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of a turn")
     given = parser.parse_args()
 
     text = heading() + (
-        f"\n{given.pairs} blocks of {given.steps} steps a side after {WARM_UP} of warm-up, alternating A B B A.\n\n"
+        f"\n{given.lives} starts of each side, {WARM_UP} steps of warm-up, then turns of {given.steps} steps in the order A B B A.\n\n"
         "| comparison | A / B | what | A | B | A against B | goal |\n| --- | --- | --- | --- | --- | --- | --- |\n"
     )
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
         known = comparisons(Path(cache))
         for name in [given.only] if given.only else ["two_ranks", "one_process"]:
-            a, b = alternate(known[name].a, known[name].b, given.pairs, given.steps)
-            text += "\n".join(rows(name, known[name], a, b)) + "\n"
+            pairs = alternate(known[name].a, known[name].b, given.lives, given.steps)
+            text += "\n".join(rows(name, known[name], pairs)) + "\n"
     print(text)
     with RESULTS.open("a") as file:
         file.write("\n" + text)
