@@ -21,13 +21,15 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
 def ours(ranks: int | None, cache: Path) -> Side:
-    """The command of a user, with what a user would have: metrics, console, loader processes; without saves. `cache` keeps the built corpus."""
+    """The command of a user, with what a user would have: metrics, console, loader processes. `cache` keeps the built corpus.
+
+    Without saves, which the floor does not make either: what they cost, checkpoint.py measures.
+    """
     zero = "stage0" if ranks is None else "stage1"
 
     def words(folder: Path, steps: int) -> list[str]:
         run = [f"output_root={folder}", "name=ours", "resume=never", f"steps={steps}", "eval.every=-1", "monitor.curve=false"]
-        run += ["checkpoint=none"]  # what saving costs, checkpoint.py measures: every=auto spends 5 % by design, and the floor saves nothing
-        groups = [f"zero={zero}", "precision=fp32", "data=synthetic", f"data.cache={cache}"]
+        groups = [f"zero={zero}", "precision=fp32", "data=synthetic", f"data.cache={cache}", "checkpoint=none"]
         return ["framework.train", *groups, *run, *workload.overrides(ranks or 1)]
 
     return Side("ours", ranks, words, "ours/metrics.jsonl")
