@@ -30,32 +30,54 @@ SAVED, STEPS = 3, 13
 GLOBAL_SIZE = 8
 WORDS = [*runs.SMALL, f"batch.global_size={GLOBAL_SIZE}", "batch.micro_size=2", "checkpoint=sync", "model.dropout=0", "precision=fp32"]
 # Odd sizes, so that parts end inside rows; small vectors stay gathered at stage 3, matrices do not.
-WORDS += ["model.hidden_size=26", "model.num_heads=2", "model.head_dim=14", "model.ffn_hidden_size=37", "zero.persistence_threshold=40"]
+WORDS += ["model.hidden_size=26", "model.num_heads=2", "model.head_dim=14", "model.ffn_hidden_size=38"]
+WORDS += ["model.vocab_size=63", "zero.persistence_threshold=40"]
 WORDS += [f"schedule.total_steps={STEPS}", f"steps={STEPS}", "checkpoint.keep_last=0", "data.log_samples=true"]
 
 
 class Layout(NamedTuple):
-    """Stage -1 is the plain engine."""
+    """Stage -1 is the plain engine. `ranks` are all ranks; those that `tensor` leaves are data ranks."""
 
     stage: int
     ranks: int
+    tensor: int = 1
+    sequence: bool = False
 
     def __str__(self) -> str:
-        return "plain" if self.stage < 0 else f"{self.stage} x {self.ranks}"
+        if self.stage < 0:
+            return "plain"
+        return f"{self.stage} x {self.ranks}" + (f" t{self.tensor}" if self.tensor > 1 else "") + ("s" if self.sequence else "")
 
     @property
     def words(self) -> list[str]:
-        return ["engine=plain", "zero=stage0"] if self.stage < 0 else [f"zero=stage{self.stage}"]
+        if self.stage < 0:
+            return ["engine=plain", "zero=stage0"]
+        return [f"zero=stage{self.stage}", f"parallel.tensor={self.tensor}", f"parallel.sequence={str(self.sequence).lower()}"]
 
 
-Pieces = list[tuple[str, str, int, Tensor]]  # kind, name, first element, elements
+class Part(NamedTuple):
+    """Elements `start` and on of a rank's tensor, which begins at `offset` of the logical one and has shape `size`."""
+
+    kind: str
+    name: str
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    start: int
+    elements: Tensor
+
+    def places(self, shape: tuple[int, ...]) -> Tensor:
+        """Where each element lies in the flat logical tensor of `shape`; -1 for padding."""
+        numbers = torch.arange(prod(shape)).view(shape)[tuple(slice(o, o + s) for o, s in zip(self.offset, self.size, strict=True))]
+        own = torch.full(self.size, -1)
+        own[tuple(slice(0, s) for s in numbers.shape)] = numbers
+        return own.flatten()[self.start : self.start + len(self.elements)]
 
 
 @dataclass
 class Trail:
     """What one rank has seen of a run: its part of the state after step SAVED, losses and samples of the steps after it."""
 
-    pieces: Pieces
+    pieces: list[Part]
     losses: dict[int, float]
     samples: dict[int, list[int]]
     optimizer_step: int
@@ -64,11 +86,12 @@ class Trail:
 # ---------------------------------------------------------------- in the ranks
 
 
-def pieces(run: Run) -> tuple[Pieces, int]:
+def pieces(run: Run) -> tuple[list[Part], int]:
     """This rank's part of the state, copied, and the optimizer's count of updates."""
     from framework.engine import state
 
-    found = [(shard.kind, shard.logical.name, shard.start, tensor.clone()) for shard, tensor in state.collect(run.engine)]
+    collected = [(shard.kind, shard.logical, shard.start, tensor.clone()) for shard, tensor in state.collect(run.engine)]
+    found = [Part(kind, logical.name, logical.offset, logical.size, start, tensor) for kind, logical, start, tensor in collected]
     return found, state.counters(run.engine)["optimizer_step"]
 
 
@@ -120,7 +143,7 @@ def load_under(rank: int, ranks: int, pairs: Sequence[tuple[Layout, Layout]], cw
 
 
 def name(layout: Layout) -> str:
-    return str(layout).replace(" x ", "-")
+    return str(layout).replace(" x ", "-").replace(" ", "")
 
 
 def seed(layout: Layout) -> str:
@@ -133,12 +156,14 @@ def seed(layout: Layout) -> str:
 def assemble(trails: Iterable[Trail]) -> dict[tuple[str, str], Tensor]:
     """Whole flat tensors by (kind, name); fails unless every element is there exactly once over all ranks."""
     model = compose(WORDS).model
-    sizes = {entry.name: prod(entry.shape) for entry in parameters.table(model) if entry.tied_to is None}
-    whole = {(kind, name): torch.zeros(size) for name, size in sizes.items() for kind in ("master", "exp_avg", "exp_avg_sq")}
+    shapes = {entry.name: entry.shape for entry in parameters.table(model) if entry.tied_to is None}
+    whole = {(kind, name): torch.zeros(prod(shape)) for name, shape in shapes.items() for kind in ("master", "exp_avg", "exp_avg_sq")}
     counts = {key: torch.zeros(len(tensor), dtype=torch.int64) for key, tensor in whole.items()}
-    for kind, name, start, tensor in (piece for trail in trails for piece in trail.pieces):
-        whole[kind, name][start : start + len(tensor)] = tensor
-        counts[kind, name][start : start + len(tensor)] += 1
+    for part in (part for trail in trails for part in trail.pieces):
+        places = part.places(shapes[part.name])
+        inside = places >= 0
+        whole[part.kind, part.name][places[inside]] = part.elements[inside]
+        counts[part.kind, part.name][places[inside]] += 1
     assert [key for key, count in counts.items() if not bool((count == 1).all())] == []
     return whole
 
@@ -157,7 +182,7 @@ def judge(saved: list[Trail], loaded: list[Trail]) -> Verdict:
     equal = all(torch.equal(one[key], other[key]) for key in one) and {trail.optimizer_step for trail in [*saved, *loaded]} == {SAVED}
     straight = saved[0].losses
     drift = max(abs(trail.losses[step] / straight[step] - 1) for trail in loaded for step in straight)
-    read = {step: sorted(index for trail in loaded for index in trail.samples[step]) for step in straight}
+    read = {step: sorted({index for trail in loaded for index in trail.samples[step]}) for step in straight}
     right = {step: list(range(GLOBAL_SIZE * (step - 1), GLOBAL_SIZE * step)) for step in range(SAVED + 1, STEPS + 1)}
     return Verdict(equal, drift, read == right)
 
@@ -194,11 +219,22 @@ def assert_all(verdicts: dict[tuple[Layout, Layout], Verdict], pairs: int) -> No
 
 
 STAGES = [Layout(stage, ranks) for ranks in (1, 2, 4) for stage in (1, 2, 3)]
+TENSOR = [Layout(0, 2, 2), Layout(1, 2, 2, True), Layout(3, 2, 2, True), Layout(2, 4, 2), Layout(3, 4, 2)]
 REST = [Layout(-1, 1), *(Layout(0, ranks) for ranks in (1, 2, 4))]
 
 
 def test_a_plain_run_goes_on_under_zero_3_on_two_ranks(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, [Layout(-1, 1)], [Layout(3, 2)]), 1)
+
+
+def test_two_tensor_ranks_with_sequence_parallel_go_on_as_two_data_ranks(tmp_path: Path) -> None:
+    assert_all(reshard(tmp_path, [Layout(1, 2, 2, True)], [Layout(2, 2)]), 1)
+
+
+@pytest.mark.slow
+def test_tensor_ranks_and_all_others(tmp_path: Path) -> None:
+    assert_all(reshard(tmp_path, TENSOR, [*TENSOR, *STAGES, Layout(-1, 1)]), 75)
+    assert_all(reshard(tmp_path, [*STAGES, Layout(-1, 1)], TENSOR), 50)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,8 +53,8 @@ class Generator(Protocol):
     def set_rng_state(self, new_state: Tensor) -> None: ...
 
 
-def rng_state(accelerator: Generator | None) -> dict[str, Any]:
-    """The state of Python's, NumPy's, torch's and, if given, the accelerator's default generator, as plain JSON data."""
+def rng_state(accelerator: Generator | None, streams: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The state of Python's, NumPy's, torch's and, if given, the accelerator's default generator, and of `streams`, as plain JSON data."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -64,13 +64,14 @@ def rng_state(accelerator: Generator | None) -> dict[str, Any]:
     }
     if accelerator is not None:
         state["accelerator"] = _text(accelerator.get_rng_state())
+    state["streams"] = {name: _text(stream) for name, stream in streams.items()}
     return state
 
 
-def restore_rng(state: dict[str, Any], accelerator: Generator | None) -> list[str]:
+def restore_rng(state: dict[str, Any], accelerator: Generator | None, streams: dict[str, Tensor]) -> list[str]:
     """Put the generators back to where `rng_state` found them.
 
-    Returns the names of generators that exist on one side only and were left alone: a run that moves between an
+    `streams` is filled. Returns the names of generators that exist on one side only and were left alone: a run that moves between an
     accelerator and the CPU cannot draw the same numbers.
     """
     python, numpy = state["python"], state["numpy"]
@@ -79,14 +80,16 @@ def restore_rng(state: dict[str, Any], accelerator: Generator | None) -> list[st
     *keys, position = _integers(numpy["words"])
     np.random.set_state((numpy["name"], np.array(keys, np.uint32), position, numpy["has_gauss"], float.fromhex(numpy["gauss"])))
     torch.set_rng_state(_tensor(state["torch"]))
+    left = sorted(streams.keys() ^ state["streams"].keys())
+    streams.update({name: _tensor(text) for name, text in state["streams"].items() if name in streams})
     if accelerator is not None and "accelerator" in state:
         accelerator.set_rng_state(_tensor(state["accelerator"]))
-        return []
-    return [] if accelerator is None and "accelerator" not in state else ["accelerator"]
+        return left
+    return left if accelerator is None and "accelerator" not in state else [*left, "accelerator"]
 
 
 def _hex(words: Sequence[int]) -> str:
-    return "".join(f"{word:08x}" for word in words)
+    return np.array(words, dtype=">u4").tobytes().hex()
 
 
 def _integers(text: str) -> list[int]:

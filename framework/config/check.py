@@ -176,6 +176,14 @@ def tensor_host(case: Case) -> Offence | None:
     return Offence("parallel.tensor", got, "a degree that divides the ranks per host")
 
 
+def sequence_parallel(case: Case) -> Offence | None:
+    """sequence parallel slices the sequence over tensor ranks, evenly"""
+    parallel, length = case.config.parallel, case.config.data.seq_length // case.config.parallel.context
+    if not parallel.sequence or (parallel.tensor > 1 and length % parallel.tensor == 0):
+        return None
+    return Offence("parallel.sequence", f"true with parallel.tensor {parallel.tensor}, {length} tokens", "parallel.sequence=false")
+
+
 def heads(case: Case) -> Offence | None:
     """query heads divide over tensor x context"""
     model, degree = case.config.model, case.head_ranks
@@ -185,9 +193,10 @@ def heads(case: Case) -> Offence | None:
 
 
 def kv_heads(case: Case) -> Offence | None:
-    """key/value heads divide the query heads, and divide tensor x context or are divided by it"""
+    """key/value heads divide the query heads, and tensor ranks share them evenly: none is held twice"""
     model, degree = case.config.model, case.head_ranks
-    fits = model.num_heads % model.kv_heads == 0 and (model.kv_heads % degree == 0 or degree % model.kv_heads == 0)
+    shared = model.kv_heads % degree == 0 or degree % model.kv_heads == 0
+    fits = model.num_heads % model.kv_heads == 0 and shared and model.kv_heads % case.config.parallel.tensor == 0
     if fits:
         return None
     got = f"{model.kv_heads} for {model.num_heads} query heads over {degree} tensor x context ranks"
@@ -213,9 +222,9 @@ def ffn_width(case: Case) -> Offence | None:
 
 
 def vocabulary(case: Case) -> Offence | None:
-    """every tensor rank holds at least one row of the vocabulary"""
+    """every tensor rank holds at least one row of the vocabulary, which is divided into equal parts, rounded up"""
     rows, tensor = case.config.model.vocab_size, case.config.parallel.tensor
-    if rows >= tensor:
+    if (tensor - 1) * math.ceil(rows / tensor) < rows:
         return None
     return Offence("model.vocab_size", f"{rows} rows over tensor {tensor}", "a smaller parallel.tensor")
 
@@ -298,6 +307,6 @@ def sample_text(case: Case) -> Offence | None:
 
 RULES: tuple[Callable[[Case], Offence | None], ...] = (
     name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, offload_stage,
-    pipeline_blocks, tensor_host, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
+    pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
     schedule_length, wsd_decay, plain_engine, save_every, save_memory, sample_text,
 )  # fmt: skip

@@ -134,6 +134,7 @@ class Parallel:
 
     data: int | None = layout(None, "data ranks; null: ranks / (tensor x pipeline x context)")
     tensor: int = layout(1, "ranks that share each matrix")
+    sequence: bool = layout(False, "between the split layers each tensor rank has a slice of the sequence (Megatron's sequence parallel)")
     pipeline: int = layout(1, "ranks that share the blocks")
     context: int = layout(1, "ranks that share each sequence")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from framework.config.schema import Config
@@ -111,9 +112,20 @@ def do_nothing() -> None:
     """Nobody reads the state."""
 
 
-def clip(model: nn.Module, limit: float) -> Tensor:
-    """Scale the gradients down to the global L2 norm `limit` (0: leave them) and return the norm before, a scalar."""
-    return nn.utils.clip_grad_norm_(model.parameters(), limit if limit > 0 else math.inf)
+def clip(model: nn.Module, limit: float, replica: dist.ProcessGroup | None = None) -> Tensor:
+    """Scale the gradients down to the L2 norm `limit` of the whole (0: leave them) and return the norm before, a scalar.
+
+    `replica` is the group whose ranks hold the model together; what several of them hold is counted once.
+    """
+    limit = limit if limit > 0 else math.inf
+    if replica is None:
+        return nn.utils.clip_grad_norm_(model.parameters(), limit)
+    own = [p.grad for p in model.parameters() if p.grad is not None and p.logical.primary]  # type: ignore[attr-defined]
+    square = nn.utils.get_total_norm(own).double() ** 2
+    dist.all_reduce(square, group=replica)
+    norm = square.sqrt().float()
+    nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
+    return norm
 
 
 class evaluation_mode:

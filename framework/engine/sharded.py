@@ -14,31 +14,40 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from framework.config.schema import Config
 from framework.data.stream import MicroBatch
+from framework.engine.axes import Axes
 from framework.engine.engine import StepOut, clip, do_nothing, evaluation_mode, trained_tokens
 from framework.engine.optim import make_optimizer, set_rate
 from framework.engine.precision import make_scaler, prepare_device
 from framework.engine.schedule import rate
-from framework.topology.groups import accelerator
+from framework.topology.groups import Groups, accelerator
 
 
 class DeepSpeedEngine:
     """A model under deepspeed.initialize with our optimizer, our schedule and our token weighting."""
 
-    def __init__(self, model: nn.Module, config: Config, settings: dict[str, Any], data_group: dist.ProcessGroup | None) -> None:
-        """`settings` is the dict of dsconfig.deepspeed_config; `data_group` averages gradients."""
+    def __init__(self, model: nn.Module, config: Config, settings: dict[str, Any], groups: Groups) -> None:
+        """`settings` is the dict of dsconfig.deepspeed_config."""
         prepare_device(config.precision, accelerator())
         self.config = config
-        self.data_group = data_group
-        self.data_ranks = dist.get_world_size(data_group)
+        self.data_group = groups.data
+        self.data_ranks = dist.get_world_size(groups.data)
+        self.replica_group = groups.replica
+        if config.zero.stage == 3:
+            _lend_weights(model)
         # DeepSpeed's classes change with precision and stage, and their types say little: Any is the honest type.
         self.engine: Any
         self.optimizer: Any
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=model, optimizer=make_optimizer(model, config.optimizer), config=settings, dist_init_required=False
+            model=model,
+            optimizer=make_optimizer(model, config.optimizer),
+            config=settings,
+            mpu=_axes(groups),
+            dist_init_required=False,
         )
         self.scaler: torch.amp.GradScaler | None = None
         if self.engine.torch_autocast_z0_gradscaler is not None:
@@ -82,8 +91,10 @@ class DeepSpeedEngine:
         return float(total[0]), int(total[1])
 
     def logits(self, ids: Tensor) -> Tensor:
+        # A sliced sequence has to divide; what comes after a token does not change it.
+        missing = -ids.shape[1] % self.config.parallel.tensor if self.config.parallel.sequence else 0
         with torch.no_grad(), evaluation_mode(self.engine):
-            return self.engine(ids)
+            return self.engine(F.pad(ids, (0, missing)))[:, : ids.shape[1]]
 
     def loss_scale(self) -> float:
         """The factor in use for the next backward pass."""
@@ -97,7 +108,7 @@ class DeepSpeedEngine:
         """Stage 0, after the last reduction: every rank holds the whole gradient, and DeepSpeed tells no norm of it."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        norm = clip(self.engine.module, self.config.clip_grad_norm)
+        norm = clip(self.engine.module, self.config.clip_grad_norm, self.replica_group)
         if not math.isfinite(norm):
             # Stages 1 to 3 skip such a step; here the optimizer passes over a parameter without a gradient.
             self.engine.module.zero_grad(set_to_none=True)
@@ -116,3 +127,27 @@ class DeepSpeedEngine:
         if self.config.zero.offload != "none" and self.config.zero.stage < 3:
             for group in self.optimizer.averaged_gradients:
                 self.optimizer.averaged_gradients[group] = None
+
+
+def settler(config: Config, settings: dict[str, Any], groups: Groups) -> Callable[[nn.Module], None]:
+    """What to do with a module once its parameters have their values: at stage 3 divide them over the data ranks at once, so
+    that no rank ever holds the whole model."""
+
+    def divide(module: nn.Module) -> None:
+        deepspeed.zero.Init(module=module, data_parallel_group=groups.data, config_dict_or_path=settings, mpu=_axes(groups))
+
+    def leave(module: nn.Module) -> None:
+        pass
+
+    return divide if config.zero.stage == 3 else leave
+
+
+def _axes(groups: Groups) -> Axes | None:
+    return None if groups.replica is None else Axes(groups)
+
+
+def _lend_weights(model: nn.Module) -> None:
+    """Tell stage 3 of weights that a module reads and another one owns, so that it gathers them for both."""
+    for module in model.modules():
+        for parameter in getattr(module, "borrowed", ()):
+            deepspeed.zero.register_external_parameter(module, parameter)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import xxhash
-from torch import Tensor, nn
+from torch import Tensor
 
 from framework.checkpoint.shards import Logical, Shard, equal_parts
 from framework.checkpoint.state import dtype_name
@@ -40,17 +40,6 @@ MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": 
 DEEPSPEED_COUNTERS = ("global_steps", "skipped_steps", "global_samples")
 GRADSCALER_COUNTERS = ("scale", "_growth_tracker")
 SCALER_COUNTERS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-
-
-def tag(model: nn.Module) -> None:
-    """Give every parameter of a whole model its `.logical`: name and whole shape. A tied parameter has its first name.
-
-    Called before an engine is made: engines put other things in the place of a parameter's data.
-    """
-    parameter: Parameter
-    for name, parameter in model.named_parameters():
-        shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 leaves an empty vector in the place of the data
-        parameter.logical = Logical.whole(name, shape)
 
 
 def collect(engine: AnyEngine, complete: bool = False) -> Collected:

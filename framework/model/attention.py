@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from framework.config import schema
+from framework.model.fork import Fork
 from framework.model.rope import Rotation, rotate
 
 
@@ -20,21 +21,32 @@ class Attention(nn.Module):
     def __init__(self, model: schema.Model) -> None:
         super().__init__()
         self.head_dim = model.head_width
-        self.dropout = model.dropout
+        self.core: nn.Module = Core(model.dropout)
         queries, keys = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
         self.q_proj = nn.Linear(model.hidden_size, queries, bias=model.bias)
         self.k_proj = nn.Linear(model.hidden_size, keys, bias=model.bias)
         self.v_proj = nn.Linear(model.hidden_size, keys, bias=model.bias)
         self.o_proj = nn.Linear(queries, model.hidden_size, bias=model.bias)
+        self.fork = Fork(self.q_proj, self.k_proj, self.v_proj)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, hidden]; `rotation` as made by rope.rotation, None without RoPE."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        query, key, value = (project(hidden).unflatten(-1, (-1, self.head_dim)) for project in projections)
+        query, key, value = (projected.unflatten(-1, (-1, self.head_dim)) for projected in self.fork(hidden))
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        mixed = causal_attention(query, key, value, self.dropout if self.training else 0.0)
-        return self.o_proj(mixed.flatten(-2))
+        return self.o_proj(self.core(query, key, value).flatten(-2))
+
+
+class Core(nn.Module):
+    """The attention itself, between the projections: the one place where positions meet."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """As causal_attention, with dropout while training."""
+        return causal_attention(query, key, value, self.dropout if self.training else 0.0)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:

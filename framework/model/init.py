@@ -8,36 +8,55 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from framework.config import parameters, schema
+from framework.checkpoint.shards import Logical
+from framework.config import schema
 
 ROWS_PER_BLOCK = 256
 """Part of the definition of the values: another number gives other weights."""
 
 
-def initialise(module: nn.Module, model: schema.Model, seed: int) -> None:
-    """Fill every parameter of the plain model in place, on its device and in its type.
+def initialise(module: nn.Module, model: schema.Model, seed: int, parts: Mapping[str, Logical] | None = None) -> None:
+    """Fill every parameter of `module` in place, on its device and in its type: a whole logical tensor, or the part of it
+    that `parts` names; and let each parameter carry that as `.logical`.
 
     Matrices are normal(0, init_std); those that write to the residual stream (o_proj, down_proj) get
     init_std / sqrt(2 * num_layers) (Radford et al. 2019, section 2.3); norm weights are 1, biases 0.
     """
-    live = dict(module.named_parameters())
+    tag(module, parts)
     with torch.no_grad():
-        for entry in parameters.table(model):
-            if entry.tied_to is not None:
-                continue
-            parameter = live[entry.name]
-            assert tuple(parameter.shape) == entry.shape, f"{entry.name}: {tuple(parameter.shape)} is not {entry.shape}"
-            if len(entry.shape) == 1:
-                parameter.fill_(1.0 if entry.name.endswith("norm.weight") else 0.0)
-                continue
-            std, height = standard_deviation(entry.name, model), entry.shape[0]
-            for start in range(0, height, ROWS_PER_BLOCK):  # not all rows at once: a second embedding of fp32 is slow and large
-                stop = min(start + ROWS_PER_BLOCK, height)
-                parameter[start:stop] = rows(entry.name, entry.shape, start, stop, std, seed)
+        for parameter in module.parameters():
+            logical: Logical = parameter.logical  # type: ignore[attr-defined]
+            assert tuple(parameter.shape) == logical.size, f"{logical.name}: {tuple(parameter.shape)} is not {logical.size}"
+            if len(logical.shape) == 1:
+                parameter.fill_(1.0 if logical.name.endswith("norm.weight") else 0.0)
+            else:
+                _fill_matrix(parameter, logical, standard_deviation(logical.name, model), seed)
+
+
+def tag(module: nn.Module, parts: Mapping[str, Logical] | None = None) -> None:
+    """Give every parameter its `.logical`: the part of the named tensor that it is, by `parts`, or else the whole of it.
+
+    Called before an engine is made: engines put other things in the place of a parameter's data. Names are those of
+    named_parameters, so that a tied parameter has its first one.
+    """
+    for name, parameter in module.named_parameters():
+        parameter.logical = Logical.whole(name, parameter.shape) if parts is None else parts[name]  # type: ignore[attr-defined]
+
+
+def _fill_matrix(parameter: Tensor, logical: Logical, std: float, seed: int) -> None:
+    """The columns and the rows that it has, block by block: a second embedding of fp32 would be slow and large. Padding is 0."""
+    first, (left, width) = logical.offset[0], (logical.offset[1], logical.size[1])
+    end = min(first + logical.size[0], logical.shape[0])
+    parameter[max(0, end - first) :] = 0.0
+    for start in range(first, end, ROWS_PER_BLOCK):
+        stop = min(start + ROWS_PER_BLOCK, end)
+        drawn = rows(logical.name, logical.shape, start, stop, std, seed)
+        parameter[start - first : stop - first] = drawn[:, left : left + width]
 
 
 def standard_deviation(name: str, model: schema.Model) -> float:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORE = -100
 """Target of a position that has no loss."""
+
+
+class TokenLoss(nn.Module):
+    """The end of the model, where logits are no longer of one token alone: a place that a divided vocabulary takes."""
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """As token_loss_sum."""
+        return token_loss_sum(logits, targets)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """The logits [batch, seq, vocab] of the whole vocabulary, on every rank."""
+        return logits
 
 
 def token_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:

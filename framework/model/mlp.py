@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from framework.config import schema
+from framework.model.fork import Fork
 
 
 class SwiGLU(nn.Module):
@@ -16,10 +17,12 @@ class SwiGLU(nn.Module):
         self.gate_proj = nn.Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
         self.up_proj = nn.Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
         self.down_proj = nn.Linear(model.ffn_hidden_size, model.hidden_size, bias=model.bias)
+        self.fork = Fork(self.gate_proj, self.up_proj)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        gate, up = self.fork(hidden)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class GELU(nn.Module):
@@ -29,10 +32,12 @@ class GELU(nn.Module):
         super().__init__()
         self.up_proj = nn.Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
         self.down_proj = nn.Linear(model.ffn_hidden_size, model.hidden_size, bias=model.bias)
+        self.fork = Fork(self.up_proj)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        return self.down_proj(F.gelu(self.up_proj(hidden), approximate="tanh"))
+        (up,) = self.fork(hidden)
+        return self.down_proj(F.gelu(up, approximate="tanh"))
 
 
 def make_mlp(model: schema.Model) -> SwiGLU | GELU:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from framework.config import schema
 from framework.model import rope
 from framework.model.attention import Attention
-from framework.model.loss import token_loss_sum
+from framework.model.fork import Fork
+from framework.model.loss import TokenLoss
 from framework.model.mlp import make_mlp
 from framework.model.norm import make_norm
 
@@ -26,7 +27,7 @@ class Block(nn.Module):
         self.attention = Attention(model)
         self.mlp_norm = make_norm(model)
         self.mlp = make_mlp(model)
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout: nn.Module = nn.Dropout(model.dropout)
 
     def forward(self, hidden: Tensor, rotation: rope.Rotation | None) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, hidden]."""
@@ -42,10 +43,12 @@ class Transformer(nn.Module):
         self.settings = model
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
         self.embed_positions = nn.Embedding(model.max_positions, model.hidden_size) if model.position == "learned" else None
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout: nn.Module = nn.Dropout(model.dropout)
         self.layers = nn.ModuleList(Block(model) for _ in range(model.num_layers))
         self.final_norm = make_norm(model)
         self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
+        self.fork = Fork(self.lm_head)
+        self.loss = TokenLoss()
         self.tie()
 
     def tie(self) -> None:
@@ -67,8 +70,7 @@ class Transformer(nn.Module):
         hidden, rotation = self.embed(ids, positions), self.rotation(positions)
         for layer in self.layers:
             hidden = layer(hidden, rotation)
-        logits = self.lm_head(self.final_norm(hidden))
-        return logits if targets is None else token_loss_sum(logits, targets)
+        return self.read_out(hidden, targets)
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """[batch, seq] -> the residual stream [batch, seq, hidden] that enters the first block."""
@@ -76,6 +78,11 @@ class Transformer(nn.Module):
         if self.embed_positions is not None:
             hidden = hidden + self.embed_positions(positions)
         return self.dropout(hidden)
+
+    def read_out(self, hidden: Tensor, targets: Tensor | None) -> Tensor:
+        """The residual stream [batch, seq, hidden] that leaves the last block -> logits, or the loss; see `forward`."""
+        (logits,) = self.fork(self.final_norm(hidden))
+        return self.loss.whole(logits) if targets is None else self.loss(logits, targets)
 
     def rotation(self, positions: Tensor) -> rope.Rotation | None:
         """What every block needs to know of the positions; None where they are learned."""

@@ -26,14 +26,18 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 class Groups:
     """This rank's place and its groups.
 
-    `data` is the group over data x context, which averages gradients. `control` spans all ranks and always runs on the
-    host (gloo), so that ranks can agree on a number without waiting for an accelerator. None stands for a group of one.
+    `data` is the group over data x context, which averages gradients; `tensor` shares each matrix; `replica`, tensor x
+    pipeline, holds one copy of the model together. `control` spans all ranks and always runs on the host (gloo), so that
+    ranks can agree on a number without waiting for an accelerator. None stands for a group of one (of `data` only where
+    there is no process group at all).
     """
 
     rank: int
     place: Place
-    data: dist.ProcessGroup | None
-    control: dist.ProcessGroup | None
+    data: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+    tensor: dist.ProcessGroup | None = None
+    replica: dist.ProcessGroup | None = None
 
     def agree(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum of `values` over all ranks, on the host."""
@@ -93,16 +97,23 @@ def make_groups(grid: Grid, rank: int, timeout_s: float) -> Groups:
     """All groups of the grid, made once, by every rank in the same order."""
     place = grid.place(rank)
     if not dist.is_initialized():
-        return Groups(rank, place, None, None)
+        return Groups(rank, place)
     wait = datetime.timedelta(seconds=timeout_s)
-    made = {tuple(ranks): _new_group(ranks, wait) for ranks in grid.groups("data", "context")}
-    control = _world() if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=wait)
-    return Groups(rank, place, made[tuple(grid.peers(rank, "data", "context"))], control)
+    made: dict[tuple[int, ...], Any] = {}
 
+    def own(*axes: str) -> Any:
+        """This rank's group over `axes`. Every rank makes every group; equal ones are made once."""
+        for ranks in map(tuple, grid.groups(*axes)):
+            if ranks not in made:
+                # Who needs everybody gets the group that is there: each gloo group has a thread that wakes 100 times a second.
+                made[ranks] = _world() if len(ranks) == dist.get_world_size() else dist.new_group([*ranks], timeout=wait)
+        return made[tuple(grid.peers(rank, *axes))]
 
-def _new_group(ranks: list[int], timeout: datetime.timedelta) -> Any:
-    """Whoever needs everybody gets the group that is there: each gloo group has a thread that wakes 100 times a second."""
-    return _world() if len(ranks) == dist.get_world_size() else dist.new_group(ranks, timeout=timeout)
+    data = own("data", "context")
+    control: Any = _world() if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=wait)
+    tensor = own("tensor") if grid.tensor > 1 else None
+    replica = own("tensor", "pipeline") if grid.tensor * grid.pipeline > 1 else None
+    return Groups(rank, place, data, control, tensor, replica)
 
 
 def _world() -> Any:

@@ -22,16 +22,14 @@ from framework.data.stream import MicroBatch, StreamSettings, TrainingStream, de
 from framework.data.tokens import Corpus
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.engine import PlainEngine
-from framework.engine.sharded import DeepSpeedEngine
-from framework.engine.state import tag
+from framework.engine.sharded import DeepSpeedEngine, settler
 from framework.launch.environment import Process, default_threads
-from framework.model.init import initialise
-from framework.model.transformer import Transformer, compile_blocks
 from framework.monitor.page import Facts
 from framework.monitor.sinks import Sink
+from framework.parallel.apply import make_model
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, accelerator, connect, make_groups
-from framework.topology.random import seed_training
+from framework.topology.random import APART, Streams, seed_training
 from framework.trainer import folder, resume
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
@@ -58,21 +56,22 @@ def build(config: Config, process: Process, log: Log) -> Run:
     run_folder = _claim_together(config, groups)
     log.open(run_folder / "logs" / f"rank_{process.rank}.log")
 
-    engine = _engine(config, groups, grid, torch.device(accelerator().current_device_name()))
+    streams = Streams(accelerator(), [APART] if grid.tensor > 1 else [])
+    engine = _engine(config, groups, grid, streams)
     fingerprint = corpora.train.fingerprint()
     found = resume.take_up(config, groups, engine, fingerprint)
     position = found.position if found is not None else Position()
     settings = _stream_settings(config, groups, grid, process)
     feed = Feed(TrainingStream(corpora.train, settings, engine.device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
-    run = Run(config, run_folder, engine, feed, position)
+    run = Run(config, run_folder, engine, feed, position, streams)
     records = Records(config, groups, _facts(config, corpora, process, position))
     run.hooks = _hooks(run, groups, corpora, settings, records)
     if config.checkpoint.mode != "none":
         run.hooks.append(make_saver(run, groups, records, writer, fingerprint))
 
-    seed_training(config.seed, groups.place.data)
+    seed_training(config.seed, groups.place, streams)
     if found is not None:
-        random = resume.restore_random(config, found, groups)
+        random = resume.restore_random(config, found, groups, streams)
         records.event(resume.event(found, random, leave_line(config, found, groups)))
     return run
 
@@ -90,7 +89,7 @@ def finished(config: Config, process: Process) -> bool:
 
 def refuse_unbuilt(config: Config) -> None:
     """Degrees that check.py allows and no engine offers yet: refused, never ignored."""
-    for axis in ("tensor", "pipeline", "context"):
+    for axis in ("pipeline", "context"):
         degree = getattr(config.parallel, axis)
         if degree > 1:
             raise ConfigError(f"parallel.{axis}", degree, "1: this axis can be planned, not yet trained", f"parallel.{axis}=1")
@@ -119,21 +118,15 @@ def _claim_together(config: Config, groups: Groups) -> Path:
     return folder.run_folder(config)
 
 
-def _engine(config: Config, groups: Groups, grid: Grid, device: torch.device) -> DeepSpeedEngine | PlainEngine:
-    with torch.device("meta"):  # no memory and no random numbers before initialise gives both
-        model = Transformer(config.model)
-    model.to_empty(device=device)
-    model.tie()
-    initialise(model, config.model, config.seed)
-    tag(model)
-    if config.compile == "blocks":
-        compile_blocks(model)
+def _engine(config: Config, groups: Groups, grid: Grid, streams: Streams) -> DeepSpeedEngine | PlainEngine:
+    device = torch.device(accelerator().current_device_name())
     if config.engine == "plain":
-        return PlainEngine(model, config)
+        return PlainEngine(make_model(config, groups, streams, device, lambda module: None), config)
     settings = deepspeed_config(config, grid.data * grid.context, accumulation_steps(config, grid))
+    model = make_model(config, groups, streams, device, settler(config, settings, groups))
     if groups.rank == 0:
         write_json(Path(config.run_dir) / "deepspeed.json", settings)
-    return DeepSpeedEngine(model, config, settings, groups.data)
+    return DeepSpeedEngine(model, config, settings, groups)
 
 
 def _stream_settings(config: Config, groups: Groups, grid: Grid, process: Process) -> StreamSettings:

@@ -19,6 +19,7 @@ from framework.monitor.meters import EvalRecord
 from framework.monitor.runfile import End
 from framework.monitor.sinks import JsonLines, Sink
 from framework.topology.groups import Groups
+from framework.topology.random import Streams
 from framework.trainer.run import Quiet, Run, Turn
 
 
@@ -66,7 +67,7 @@ class SampleLog(Quiet):
 class Hashes(Quiet):
     """hashes.jsonl: what decides the next step, as hashes of every rank, written by the first one; of each tensor too if told."""
 
-    def __init__(self, path: Path, groups: Groups, random_state: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, path: Path, groups: Groups, random_state: Callable[[Streams], dict[str, Any]]) -> None:
         self.groups = groups
         self.random_state = random_state
         self.lines = JsonLines(path) if groups.rank == 0 else None
@@ -76,7 +77,7 @@ class Hashes(Quiet):
             return
         read = [micro.indices.tolist() for micro in turn.batch]
         tensors = state.tensor_hashes(run.engine)
-        found: dict[str, Any] = state.hashes(run.engine, tensors) | {"rng": digest(self.random_state()), "data": digest(read)}
+        found: dict[str, Any] = state.hashes(run.engine, tensors) | {"rng": digest(self.random_state(run.streams)), "data": digest(read)}
         if run.config.verify.tensors:
             found["tensors"] = tensors
         for rank, hashes in enumerate(self.groups.gather(found)):

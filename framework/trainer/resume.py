@@ -27,7 +27,7 @@ from framework.engine.engine import PlainEngine
 from framework.engine.sharded import DeepSpeedEngine
 from framework.monitor.sinks import read_lines
 from framework.topology.groups import Groups, accelerator
-from framework.topology.random import seed_training, stream_seed
+from framework.topology.random import Streams, seed_training, stream_seed
 from framework.trainer.letters import letters
 from framework.trainer.memory_tier import memory_root
 from framework.trainer.run import Position
@@ -203,19 +203,19 @@ def _refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
         raise CheckpointError(checkpoint.path, got, "tensors of this model: the checkpoint is of another model")
 
 
-def random_state() -> dict[str, Any]:
-    """The state of every generator of this rank, as plain data."""
-    return rng_state(_device_generator())
+def random_state(streams: Streams) -> dict[str, Any]:
+    """The state of every generator and stream of this rank, as plain data."""
+    return rng_state(_device_generator(), streams.states)
 
 
-def restore_random(config: Config, found: Found, groups: Groups) -> str:
+def restore_random(config: Config, found: Found, groups: Groups, streams: Streams) -> str:
     """Put every generator back to where it was, once all iterators exist; what was done, in words."""
     local = found.checkpoint.manifest.local
     ranks = len(groups.gather(0))
     if len(local) != ranks:
-        seed_training(stream_seed(config.seed, "resumed", found.small["step"]), groups.place.data)
+        seed_training(stream_seed(config.seed, "resumed", found.small["step"]), groups.place, streams)
         return f"random numbers begin anew: saved on {len(local)} ranks, {ranks} now"
-    left = restore_rng(local[groups.rank]["rng"], _device_generator())
+    left = restore_rng(local[groups.rank]["rng"], _device_generator(), streams.states)
     return "random numbers go on" if not left else f"random numbers of {', '.join(left)} begin anew"
 
 

@@ -14,6 +14,7 @@ from framework.data.stream import MicroBatch
 from framework.engine.engine import PlainEngine, StepOut
 from framework.engine.sharded import DeepSpeedEngine
 from framework.monitor.runfile import End
+from framework.topology.random import Streams
 from framework.trainer.feed import Feed
 
 
@@ -94,5 +95,6 @@ class Run:
     engine: DeepSpeedEngine | PlainEngine
     feed: Feed
     position: Position
+    streams: Streams
     hooks: list[Hook] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)

@@ -271,17 +271,17 @@ def make_saver(run: Run, groups: Groups, records: Records, writer: Writer | None
     memory = str(memory_tier.memory_root(run.config.run_dir)) if settings.memory_every > 0 else None
     places = Places(Store(disk_root(run.config)).root, memory, groups.gather(uuid.uuid4().hex[:12])[0])
 
+    always = {"data": fingerprint, "config": to_dict(run.config), "versions": versions()}  # once: each would make every save wait
+
     def state(run: Run) -> tuple[Small, Small]:
         small = {
             "step": run.position.step,
             "consumed_samples": run.position.consumed_samples,
             "counters": engine_state.counters(run.engine),
-            "data": fingerprint,
-            "config": to_dict(run.config),
-            "versions": versions(),
             "tracker_run_id": records.tracker_run_id,
+            **always,
         }
-        return small, {"rng": random_state()}
+        return small, {"rng": random_state(run.streams)}
 
     def best(saved: list[int]) -> list[int]:
         held_out = loss_history(run.folder / "metrics.jsonl")[1] if settings.keep_best else {}

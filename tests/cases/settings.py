@@ -108,7 +108,7 @@ def rope_theta(seen: Seen) -> float:
 
 def seed(seen: Seen) -> int:
     """The seed whose training stream is the one that torch was given."""
-    return next(n for n in range(100) if stream_seed(n, "training", 0) == torch.initial_seed())
+    return next(n for n in range(100) if stream_seed(n, "training", 0, 0, 0) == torch.initial_seed())
 
 
 def logged(seen: Seen) -> bool:
@@ -189,7 +189,7 @@ TABLE: dict[str, Leaf] = {
     "model.mlp": Leaf("gelu", "gpt2", lambda s: type(s.block.mlp).__name__.lower()),
     "model.bias": Leaf(True, "gpt2", lambda s: None not in (s.block.mlp.up_proj.bias, s.block.attention.q_proj.bias)),
     "model.tie_embeddings": Leaf(False, "llama", lambda s: s.model.lm_head.weight is s.model.embed_tokens.weight),
-    "model.dropout": Leaf(0.25, "gpt2", lambda s: max({s.model.dropout.p, s.block.dropout.p, s.block.attention.dropout})),
+    "model.dropout": Leaf(0.25, "gpt2", lambda s: max({s.model.dropout.p, s.block.dropout.p, s.block.attention.core.dropout})),
     "model.init_std": Leaf(0.05, "llama", lambda s: round(s.first_std, 2)),
     "data.kind": Leaf("kjv", "bytes", lambda s: Path(s.corpora.files[0].path).name.partition("1-")[0]),
     "data.files": Leaf(["TMP/one"], "plain", lambda s: [file.path for file in s.corpora.files]),

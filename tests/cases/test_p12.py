@@ -6,18 +6,21 @@ value and finds it again in a live run: tests/cases/settings.py says how for eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from framework.base.errors import ConfigError
 from framework.config.check import value_at
 from framework.config.compose import ROOT, compose, leaves
 from framework.data.tokens import write_tokens
+from framework.launch.environment import Process
 from framework.trainer.build import refuse_unbuilt
 from tests.cases.settings import STAGE_0, STARTS, TABLE, live
 from tests.ranks import launch, run_ranks
@@ -107,15 +110,20 @@ def test_so_does_the_deepspeed_launcher(tmp_path: Path) -> None:
 
 LEAVES = {key: (kind, spec) for key, kind, spec in leaves()}
 ONE_CHOICE = {key for key, (kind, _) in LEAVES.items() if get_origin(kind) is Literal and len(get_args(kind)) == 1}
-REFUSED = {"parallel.tensor", "parallel.pipeline", "parallel.context"}
+REFUSED = {"parallel.pipeline", "parallel.context"}
 """Degrees that can be planned and not yet trained: a value that is not the default is refused, which is no silence."""
+ON_TWO_RANKS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "parallel.tensor": (2, lambda model: dist.get_world_size(model.layers[0].mlp.down_proj.split.group)),
+    "parallel.sequence": (True, lambda model: model.layers[0].mlp.down_proj.split.sequence),
+}
+"""Settings that one process cannot have: the value, and how it is found in the live model."""
 OTHER_PROGRAMS = {"verify.steps": "verify", "verify.matrix": "verify", "launch.num_procs": "verify"}
 OTHER_PROGRAMS |= {"run": "convert", "convert.out": "convert", "convert.dtype": "convert"}
 """Settings that their own meaning gives to another program, with its name; tested where it is."""
 
 
 def test_every_leaf_of_the_schema_is_in_the_table() -> None:
-    assert set(LEAVES) == set(TABLE) | ONE_CHOICE | REFUSED | set(OTHER_PROGRAMS)
+    assert set(LEAVES) == set(TABLE) | ONE_CHOICE | REFUSED | set(OTHER_PROGRAMS) | set(ON_TWO_RANKS)
     for key, program in OTHER_PROGRAMS.items():
         assert key.startswith(f"{program}.") or program in LEAVES[key][1].metadata["doc"]
 
@@ -133,6 +141,22 @@ def test_what_no_engine_offers_yet_is_refused(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         refuse_unbuilt(compose([f"{key}=2"]))
     assert caught.value.subject == key
+
+
+def live_model(rank: int, ranks: int, words: list[str], cwd: str) -> dict[str, Any]:
+    os.chdir(cwd)
+    from framework.base.log import Log
+    from framework.trainer.build import build
+
+    run = build(compose(words), Process(rank, rank, ranks, ranks), Log())
+    run.feed.close()
+    return {key: read(run.engine.engine.module) for key, (_, read) in ON_TWO_RANKS.items()}  # type: ignore[union-attr]
+
+
+def test_values_that_need_two_ranks_reach_them(tmp_path: Path) -> None:
+    words = [*STAGE_0, *(f"{key}={value}" for key, (value, _) in ON_TWO_RANKS.items())]
+    for found in run_ranks(live_model, 2, words, str(tmp_path)):
+        assert found == {key: value for key, (value, _) in ON_TWO_RANKS.items()}
 
 
 @pytest.mark.parametrize("name", STARTS)

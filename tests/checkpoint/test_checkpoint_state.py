@@ -23,13 +23,13 @@ def test_round_trip_through_json_is_exact(warm: int) -> None:
     random.seed(3), np.random.seed(4), torch.manual_seed(5)
     for _ in range(warm):
         random.gauss(0, 1), np.random.randn(), torch.randn(1)
-    state = json.loads(json.dumps(rng_state(None)))
+    state = json.loads(json.dumps(rng_state(None, {})))
     expected = [draw() for _ in range(3)]
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    assert restore_rng(state, None) == []
+    assert restore_rng(state, None, {}) == []
     assert [draw() for _ in range(3)] == expected
-    restore_rng(state, None)
-    assert rng_state(None) == state
+    restore_rng(state, None, {})
+    assert rng_state(None, {}) == state
 
 
 class Device:
@@ -47,15 +47,15 @@ class Device:
 
 def test_the_accelerators_generator_is_kept() -> None:
     device = Device()
-    state = json.loads(json.dumps(rng_state(device)))
+    state = json.loads(json.dumps(rng_state(device, {})))
     expected = torch.rand(4, generator=device.generator)
-    assert restore_rng(state, device) == []
+    assert restore_rng(state, device, {}) == []
     assert torch.equal(torch.rand(4, generator=device.generator), expected)
 
 
 def test_a_generator_that_cannot_be_carried_over_is_named() -> None:
-    assert restore_rng(rng_state(None), Device()) == ["accelerator"]
-    assert restore_rng(rng_state(Device()), None) == ["accelerator"]
+    assert restore_rng(rng_state(None, {}), Device(), {}) == ["accelerator"]
+    assert restore_rng(rng_state(Device(), {}), None, {}) == ["accelerator"]
 
 
 def test_dtype_names_are_those_of_safetensors(tmp_path: object) -> None:

@@ -93,7 +93,6 @@ def test_a_folder_in_use_is_left_alone(save: Save, tmp_path: Path) -> None:
 def test_a_fresh_model_with_the_exported_weights_is_the_trained_one(model: object, tmp_path: Path) -> None:
     layout = tiny.Layout(1, 2, 2)
     engine = tiny.plain(layout.config(tiny.Form("fp32", 0), model=model))  # type: ignore[arg-type]
-    engine_state.tag(engine.model)
     batch = tiny.samples(0, 4, 8, 31)
     engine.step(layout.share(batch, 0), tiny.tokens_of(batch))
     save_one(tmp_path / "run" / "checkpoints", *engine_state.collect(engine))

@@ -38,6 +38,7 @@ OFFENDERS: dict[str, Offender] = {
     "offload_stage": Offender(["zero.offload=cpu"], ["zero.offload=none"]),
     "pipeline_blocks": Offender(["parallel.pipeline=4", "model.num_layers=2"], ["parallel.pipeline=2"], ranks=4),
     "tensor_host": Offender(["parallel.tensor=4"], ["parallel.tensor=2"], ranks=4, host=2),
+    "sequence_parallel": Offender(["parallel.sequence=true"], ["parallel.sequence=false"]),
     "heads": Offender(["model.num_heads=3", "model.num_kv_heads=3", "model.head_dim=32", "parallel=tensor2"], ["parallel=data"], ranks=2),
     "kv_heads": Offender(["model.num_kv_heads=3"], ["model.num_kv_heads=2"]),
     "head_width": Offender(["model.hidden_size=130"], ["model.hidden_size=136"]),
@@ -94,7 +95,7 @@ def test_the_defaults_pass_on_one_to_eight_ranks() -> None:
     ("words", "ranks"),
     [
         (["precision=bf16", "zero=stage0", "engine=plain"], 1),
-        (["parallel=tensor2", "model.num_kv_heads=1"], 2),
+        (["parallel=context2", "model.num_kv_heads=1"], 2),
         (["parallel=tensor2_pipeline2", "zero=stage1", "precision=bf16"], 8),
         (["parallel=context2", "zero=stage3"], 4),
         (["schedule.warmup_steps=500", "steps=100"], 1),

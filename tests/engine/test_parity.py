@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from framework.config.schema import Config, Model, Optimizer, Schedule
 from framework.engine.engine import PlainEngine, StepOut
 from framework.engine.sharded import DeepSpeedEngine
-from framework.topology.random import seed_training
+from framework.topology.grid import Place
+from framework.topology.random import Streams, seed_training
 from tests.engine import tiny
 from tests.engine.tiny import GPT2, LLAMA, Form, Layout
 from tests.ranks import run_ranks
@@ -79,7 +80,7 @@ def held_out(layout: Layout, rank: int) -> tuple[Tensor, Sequence]:
 
 def evaluate(engine: DeepSpeedEngine | PlainEngine, layout: Layout, rank: int) -> tuple[tuple[float, int], bool]:
     """The evaluation, and whether it left train mode on and torch's random numbers alone."""
-    seed_training(1, rank)
+    seed_training(1, Place(0, rank, 0, 0), Streams(torch))
     before = torch.get_rng_state()
     evaluated = engine.evaluate(held_out(layout, rank)[1])
     module = engine.model if isinstance(engine, PlainEngine) else engine.engine.module

@@ -25,9 +25,9 @@ from framework.engine.engine import PlainEngine, StepOut, trained_tokens
 from framework.engine.sharded import DeepSpeedEngine
 from framework.model.init import initialise
 from framework.model.transformer import Transformer
-from framework.topology.grid import Grid
+from framework.topology.grid import Grid, Place
 from framework.topology.groups import connect, make_groups
-from framework.topology.random import seed_training
+from framework.topology.random import Streams, seed_training
 from tests.ranks import run_ranks
 
 # Odd sizes, so that parts end inside rows and the last ones are padded; stage 3 keeps the shorter vectors gathered and nothing else.
@@ -95,14 +95,13 @@ def build(case: Config, rank: int, ranks: int, seed: int, frozen: tuple[str, ...
     initialise(model, case.model, seed)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
-    state.tag(model)
     if case.engine == "plain":
         return PlainEngine(model, case)
     if not torch.distributed.is_initialized():
         connect(60.0, shm_comm=False)
     groups = make_groups(Grid(data=ranks), rank, 60.0)
     accumulation = case.batch.global_size // (MICRO_SIZE * ranks)
-    return DeepSpeedEngine(model, case, deepspeed_config(case, ranks, accumulation), groups.data)
+    return DeepSpeedEngine(model, case, deepspeed_config(case, ranks, accumulation), groups)
 
 
 def train(engine: DeepSpeedEngine | PlainEngine, numbers: Iterable[int], rank: int, ranks: int) -> Trail:
@@ -125,7 +124,7 @@ def keep(engine: DeepSpeedEngine | PlainEngine) -> Kept:
 
 def straight(rank: int, ranks: int, case: Config, frozen: tuple[str, ...]) -> tuple[Trail, Kept, Trail]:
     engine = build(case, rank, ranks, seed=1, frozen=frozen)
-    seed_training(1, rank)
+    seed_training(1, Place(0, rank, 0, 0), Streams(torch))
     before, kept, views = train(engine, range(3), rank, ranks), keep(engine), state.collect(engine)
     after = train(engine, range(3, 6), rank, ranks)
     # The views are of live memory: they have followed the updates.
@@ -308,9 +307,9 @@ def test_a_new_engine_has_moments_of_zero_and_steps_as_if_never_asked() -> None:
     moments = [tensor for shard, tensor in state.collect(asked) if shard.kind != "master"]
     assert len(moments) == 2 * len(TRAINED)
     assert not any(bool(tensor.any()) for tensor in moments)
-    seed_training(1, 0)
+    seed_training(1, Place(0, 0, 0, 0), Streams(torch))
     first = train(asked, range(2), 0, 1)
-    seed_training(1, 0)
+    seed_training(1, Place(0, 0, 0, 0), Streams(torch))
     assert first == train(other, range(2), 0, 1)
 
 

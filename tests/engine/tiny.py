@@ -167,7 +167,7 @@ def sharded(config: Config, layout: Layout, rank: int, module: nn.Module | None 
     connect(60.0, shm_comm=False)
     groups = make_groups(Grid(data=layout.ranks), rank, 60.0)
     module = transformer(config.model) if module is None else module
-    return DeepSpeedEngine(module, config, deepspeed_config(config, layout.ranks, layout.accumulation), groups.data)
+    return DeepSpeedEngine(module, config, deepspeed_config(config, layout.ranks, layout.accumulation), groups)
 
 
 def live_weights(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Tensor]:

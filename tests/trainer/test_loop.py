@@ -16,6 +16,7 @@ from framework.data.stream import IGNORE, MicroBatch
 from framework.engine.engine import StepOut
 from framework.topology.grid import Grid
 from framework.topology.groups import make_groups
+from framework.topology.random import Streams
 from framework.trainer.feed import Feed
 from framework.trainer.loop import train
 from framework.trainer.run import Clock, Position, Run, Turn
@@ -88,7 +89,7 @@ def a_run(notes: list[str], hooks: list[Noting], fails_at: int | None = None, po
     position = position or Position()
     feed = Feed(cast("Any", stream), make_groups(Grid(), 0, 1.0), 1, position.consumed_samples)
     config = Config(steps=STEPS, batch=Batch(global_size=GLOBAL))
-    return Run(config, Path("nowhere"), cast("Any", FakeEngine(notes)), feed, position, list(hooks)), stream
+    return Run(config, Path("nowhere"), cast("Any", FakeEngine(notes)), feed, position, Streams(torch), list(hooks)), stream
 
 
 def test_the_order_of_a_run() -> None:

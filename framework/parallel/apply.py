@@ -1,0 +1,51 @@
+"""The plain model, changed for its place on the grid, in the one fixed order: tensor, sequence; then storage and values.
+
+Everything up to storage happens without memory (torch's meta device), so a rank only ever holds what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from framework.config.schema import Config
+from framework.model.init import initialise
+from framework.model.transformer import Transformer, compile_blocks
+from framework.parallel import sequence, tensor
+from framework.parallel.plan import plan
+from framework.topology.groups import Groups
+from framework.topology.random import Streams
+
+Settle = Callable[[nn.Module], None]
+
+
+def make_model(config: Config, groups: Groups, streams: Streams, device: torch.device, settle: Settle) -> Transformer:
+    """This rank's part of the model, with its initial values. Draws no global random number.
+
+    `settle` is called with each module that owns parameters, once they have their values: ZeRO-3 divides them there.
+    """
+    split = None if groups.tensor is None else tensor.Split(groups.tensor, config.parallel.sequence)
+    with torch.device("meta"):
+        model = Transformer(config.model)
+        if split is not None:
+            tensor.divide(model, split)
+            tensor.draw_apart(model, streams, split)
+        if split is not None and split.sequence:
+            sequence.slice_(model, split)
+    parts = plan(config.model, config.parallel.tensor, groups.place.tensor)
+    for prefix, module in model.named_modules():
+        if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+            module.to_empty(device=device, recurse=False)
+            model.tie()  # the embedding has a new parameter now, which the head takes before its turn comes
+            own = {name: parts[f"{prefix}.{name}"] for name, _ in module.named_parameters(recurse=False)}
+            initialise(module, config.model, config.seed, own)
+            if split is not None:
+                tensor.mark(module)
+            settle(module)
+    if split is not None and split.sequence:
+        sequence.complete_gradients(model, split)
+    if config.compile == "blocks":
+        compile_blocks(model)
+    return model

@@ -1,0 +1,111 @@
+"""A tiny model spread over a grid of ranks, and what all ranks hold put together again, independently of framework/checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from framework.checkpoint.shards import Logical
+from framework.config.schema import Batch, Config, Model, Optimizer, Parallel, Schedule
+from framework.engine.dsconfig import deepspeed_config
+from framework.engine.sharded import DeepSpeedEngine, settler
+from framework.parallel.apply import make_model
+from framework.topology.grid import Grid
+from framework.topology.groups import accelerator, connect, make_groups
+from framework.topology.random import APART, Streams, seed_training
+from tests.engine import tiny
+from tests.engine.tiny import Form
+
+# Heads for four ranks; 31 rows of the vocabulary leave padding on the last of two and of four.
+LLAMA = Model(hidden_size=16, num_layers=2, num_heads=4, ffn_hidden_size=20, vocab_size=31, max_positions=16)
+GROUPED = replace(LLAMA, num_kv_heads=2)
+GPT2 = replace(LLAMA, norm="layernorm", position="learned", mlp="gelu", bias=True, tie_embeddings=False)
+SAMPLES, SEQUENCE = 8, 8
+
+
+@dataclass(frozen=True)
+class Spread:
+    """(data, tensor) ranks, with or without sequence parallel."""
+
+    data: int
+    tensor: int
+    sequence: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.tensor}{'s' if self.sequence else ''}"
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(data=self.data, tensor=self.tensor)
+
+    @property
+    def layout(self) -> tiny.Layout:
+        """The samples' share of a data rank: micro-batches of two."""
+        return tiny.Layout(self.data, SAMPLES // (2 * self.data), 2)
+
+    def config(self, form: Form, model: Model, optimizer: Optimizer, clip: float = 0.0) -> Config:
+        return Config(
+            model=model,
+            optimizer=optimizer,
+            schedule=Schedule(name="constant"),
+            clip_grad_norm=clip,
+            precision=tiny.precision_of(form.precision),
+            zero=tiny.zero_of(form.stage, form.offload),
+            batch=Batch(SAMPLES, 2),
+            parallel=Parallel(tensor=self.tensor, sequence=self.sequence),
+            seed=1,
+        )
+
+
+def engine_of(config: Config, spread: Spread, rank: int) -> DeepSpeedEngine:
+    """An engine on this rank, made as trainer/build.py makes it; biases are those of tiny.transformer."""
+    connect(60.0, shm_comm=False)
+    groups = make_groups(spread.grid, rank, 60.0)
+    streams = Streams(accelerator(), [APART] if spread.tensor > 1 else [])
+    settings = deepspeed_config(config, spread.data, spread.layout.accumulation)
+    settle, plain = settler(config, settings, groups), dict(tiny.transformer(config.model).named_parameters())
+
+    def with_biases(module: nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            if name == "bias":
+                parameter.data.copy_(part(plain[parameter.logical.name].detach(), parameter.logical))  # type: ignore[attr-defined]
+        settle(module)
+
+    module = make_model(config, groups, streams, torch.device("cpu"), with_biases)
+    seed_training(config.seed, groups.place, streams)
+    return DeepSpeedEngine(module, config, settings, groups)
+
+
+def part(whole: Tensor, logical: Logical) -> Tensor:
+    """The box of a whole tensor; rows beyond it are 0."""
+    found = torch.zeros(logical.size, dtype=whole.dtype)
+    cut = whole[tuple(slice(start, start + size) for start, size in zip(logical.offset, logical.size, strict=True))]
+    found[tuple(slice(0, size) for size in cut.shape)] = cut
+    return found
+
+
+Held = dict[str, tuple[Logical, Tensor]]
+
+
+def held(engine: DeepSpeedEngine, tensors: Mapping[str, Tensor]) -> Held:
+    """Tensors by parameter name, with where they belong."""
+    parameters = dict(engine.engine.module.named_parameters())
+    return {name: (parameters[name].logical, tensor) for name, tensor in tensors.items()}
+
+
+def whole(ranks: Iterable[Held]) -> dict[str, Tensor]:
+    """Whole tensors from what all ranks hold. Fails unless what two ranks hold of one element is equal bit for bit."""
+    found: dict[str, Tensor] = {}
+    for logical, tensor in (entry for rank in ranks for entry in rank.values()):
+        target = found.setdefault(logical.name, torch.full(logical.shape, torch.nan, dtype=tensor.dtype))
+        box = tuple(slice(start, start + size) for start, size in zip(logical.offset, logical.size, strict=True))
+        there = target[box]
+        inside = tensor[tuple(slice(0, size) for size in there.shape)]
+        assert bool((tensor[there.shape[0] :] == 0).all()), f"padding of {logical.name} is not 0"
+        assert bool((there.isnan() | (there == inside)).all()), f"ranks hold different values of {logical.name}"
+        target[box] = inside
+    assert not any(bool(tensor.isnan().any()) for tensor in found.values())
+    return found
