@@ -151,6 +151,14 @@ def pipeline_zero(case: Case) -> Offence | None:
     return Offence("zero.stage", f"{zero.stage} with parallel.pipeline {stages}", "zero=stage1")
 
 
+def pipeline_scaler(case: Case) -> Offence | None:
+    """fp16_autocast has one loss scale, which pipeline stages do not share"""
+    precision, stages = case.config.precision, case.config.parallel.pipeline
+    if stages == 1 or not precision.autocast or precision.dtype != "fp16":
+        return None
+    return Offence("precision", f"fp16_autocast with parallel.pipeline {stages}", "precision=fp16 zero=stage1, or precision=bf16_autocast")
+
+
 def offload_stage(case: Case) -> Offence | None:
     """offload moves what ZeRO has divided: stage 1, 2 or 3"""
     zero = case.config.zero
@@ -306,7 +314,7 @@ def sample_text(case: Case) -> Offence | None:
 
 
 RULES: tuple[Callable[[Case], Offence | None], ...] = (
-    name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, offload_stage,
+    name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler, offload_stage,
     pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
     schedule_length, wsd_decay, plain_engine, save_every, save_memory, sample_text,
 )  # fmt: skip

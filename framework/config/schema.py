@@ -119,7 +119,7 @@ class Zero:
 
     stage: Literal[0, 1, 2, 3] = layout(0, "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters")
     offload: Literal["none", "cpu"] = layout("none", "where optimizer state (and parameters at stage 3) live between uses")
-    overlap_comm: bool = layout(True, "reduce gradients while the backward pass goes on")
+    overlap_comm: bool = layout(True, "reduce gradients while the backward pass goes on (a pipeline always does it afterwards)")
     reduce_bucket_size: int = layout(50_000_000, "elements per gradient reduction")
     allgather_bucket_size: int = layout(50_000_000, "elements per gathering of updated parameters (stages 1 and 2)")
     prefetch_bucket_size: int = layout(50_000_000, "elements that stage 3 gathers ahead")
@@ -136,6 +136,9 @@ class Parallel:
     tensor: int = layout(1, "ranks that share each matrix")
     sequence: bool = layout(False, "between the split layers each tensor rank has a slice of the sequence (Megatron's sequence parallel)")
     pipeline: int = layout(1, "ranks that share the blocks")
+    partition: Literal["uniform", "parameters", "measured"] = layout(
+        "parameters", "pipeline stages are alike in blocks (uniform), in parameters, or in time by a short probe (measured)"
+    )
     context: int = layout(1, "ranks that share each sequence")
 
     @property

@@ -15,6 +15,7 @@ from framework.config.schema import Config, Precision, Zero
 def deepspeed_config(config: Config, data_ranks: int, accumulation: int) -> dict[str, Any]:
     """The whole DeepSpeed config of a run; `data_ranks` counts data x context ranks."""
     micro = config.batch.micro_size
+    overlap = config.zero.overlap_comm and config.zero.stage > 0 and config.parallel.pipeline == 1
     return {
         "train_batch_size": micro * accumulation * data_ranks,
         "train_micro_batch_size_per_gpu": micro,
@@ -30,10 +31,25 @@ def deepspeed_config(config: Config, data_ranks: int, accumulation: int) -> dict
         "disable_allgather": False,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": _zero(config.zero),
+        "zero_optimization": _zero(config.zero, overlap),
         **_precision(config.precision),
+        **(_PIPELINE if config.parallel.pipeline > 1 else {}),
         **_switched_off(),
     }
+
+
+_PIPELINE: dict[str, Any] = {
+    "pipeline": {
+        "stages": "auto",
+        "partition": "best",
+        "seed_layers": False,
+        "activation_checkpoint_interval": 0,
+        # What tensor ranks send to the next stage is whole, or sliced by us.
+        "pipe_partitioned": False,
+        "grad_partitioned": False,
+        "use_reentrant": False,
+    }
+}
 
 
 def _precision(precision: Precision) -> dict[str, Any]:
@@ -66,7 +82,7 @@ def _precision(precision: Precision) -> dict[str, Any]:
     }
 
 
-def _zero(zero: Zero) -> dict[str, Any]:
+def _zero(zero: Zero, overlap: bool) -> dict[str, Any]:
     return {
         "stage": zero.stage,
         "contiguous_gradients": True,
@@ -75,7 +91,7 @@ def _zero(zero: Zero) -> dict[str, Any]:
         "use_multi_rank_bucket_allreduce": True,
         "allgather_partitions": True,
         "allgather_bucket_size": zero.allgather_bucket_size,
-        "overlap_comm": zero.overlap_comm and zero.stage > 0,
+        "overlap_comm": overlap,
         "compute_grad_norm": True,
         "load_from_fp32_weights": True,
         "elastic_checkpoint": False,

@@ -15,6 +15,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from deepspeed.runtime.pipe.module import PipelineModule
 from torch import Tensor, nn
 
 from framework.config.schema import Config
@@ -46,7 +47,7 @@ class DeepSpeedEngine:
             model=model,
             optimizer=make_optimizer(model, config.optimizer),
             config=settings,
-            mpu=_axes(groups),
+            mpu=None if isinstance(model, PipelineModule) else _axes(groups),  # a pipeline brings its own
             dist_init_required=False,
         )
         self.scaler: torch.amp.GradScaler | None = None

@@ -1,4 +1,4 @@
-"""The plain model, changed for its place on the grid, in the one fixed order: tensor, sequence; then storage and values.
+"""The plain model, changed for its place on the grid, in the one fixed order: tensor, sequence, pipeline cut; then storage and values.
 
 Everything up to storage happens without memory (torch's meta device), so a rank only ever holds what it keeps.
 """
@@ -13,7 +13,8 @@ from torch import nn
 from framework.config.schema import Config
 from framework.model.init import initialise
 from framework.model.transformer import Transformer, compile_blocks
-from framework.parallel import sequence, tensor
+from framework.parallel import pipeline, sequence, tensor
+from framework.parallel.pipeline import Cut
 from framework.parallel.plan import plan
 from framework.topology.groups import Groups
 from framework.topology.random import Streams
@@ -21,10 +22,13 @@ from framework.topology.random import Streams
 Settle = Callable[[nn.Module], None]
 
 
-def make_model(config: Config, groups: Groups, streams: Streams, device: torch.device, settle: Settle) -> Transformer:
+def make_model(
+    config: Config, groups: Groups, streams: Streams, device: torch.device, settle: Settle, cut: Cut | None = None
+) -> Transformer:
     """This rank's part of the model, with its initial values. Draws no global random number.
 
     `settle` is called with each module that owns parameters, once they have their values: ZeRO-3 divides them there.
+    `cut` says which blocks this pipeline stage has; None: all of them.
     """
     split = None if groups.tensor is None else tensor.Split(groups.tensor, config.parallel.sequence)
     with torch.device("meta"):
@@ -34,11 +38,16 @@ def make_model(config: Config, groups: Groups, streams: Streams, device: torch.d
             tensor.draw_apart(model, streams, split)
         if split is not None and split.sequence:
             sequence.slice_(model, split)
+        if cut is not None:
+            pipeline.keep(model, cut)
     parts = plan(config.model, config.parallel.tensor, groups.place.tensor)
+    if cut is not None:
+        parts = pipeline.with_copy(parts)
     for prefix, module in model.named_modules():
         if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
             module.to_empty(device=device, recurse=False)
-            model.tie()  # the embedding has a new parameter now, which the head takes before its turn comes
+            if cut is None:
+                model.tie()  # the embedding has a new parameter now, which the head takes before its turn comes
             own = {name: parts[f"{prefix}.{name}"] for name, _ in module.named_parameters(recurse=False)}
             initialise(module, config.model, config.seed, own)
             if split is not None:

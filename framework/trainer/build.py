@@ -22,11 +22,13 @@ from framework.data.stream import MicroBatch, StreamSettings, TrainingStream, de
 from framework.data.tokens import Corpus
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.engine import PlainEngine
+from framework.engine.pipelined import PipelinedEngine
 from framework.engine.sharded import DeepSpeedEngine, settler
 from framework.launch.environment import Process, default_threads
 from framework.monitor.page import Facts
 from framework.monitor.sinks import Sink
 from framework.parallel.apply import make_model
+from framework.parallel.pipeline import Cut, assemble
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training
@@ -37,6 +39,7 @@ from framework.trainer.records import Records
 from framework.trainer.rewind import leave_line
 from framework.trainer.run import Hook, Position, Run
 from framework.trainer.saving import make_saver
+from framework.trainer.stages import RESOLVED, StageTimes, make_bounds
 
 
 def build(config: Config, process: Process, log: Log) -> Run:
@@ -89,10 +92,9 @@ def finished(config: Config, process: Process) -> bool:
 
 def refuse_unbuilt(config: Config) -> None:
     """Degrees that check.py allows and no engine offers yet: refused, never ignored."""
-    for axis in ("pipeline", "context"):
-        degree = getattr(config.parallel, axis)
-        if degree > 1:
-            raise ConfigError(f"parallel.{axis}", degree, "1: this axis can be planned, not yet trained", f"parallel.{axis}=1")
+    degree = config.parallel.context
+    if degree > 1:
+        raise ConfigError("parallel.context", degree, "1: this axis can be planned, not yet trained", "parallel.context=1")
 
 
 def make_grid(config: Config, ranks: int) -> Grid:
@@ -123,10 +125,16 @@ def _engine(config: Config, groups: Groups, grid: Grid, streams: Streams) -> Dee
     if config.engine == "plain":
         return PlainEngine(make_model(config, groups, streams, device, lambda module: None), config)
     settings = deepspeed_config(config, grid.data * grid.context, accumulation_steps(config, grid))
-    model = make_model(config, groups, streams, device, settler(config, settings, groups))
     if groups.rank == 0:
         write_json(Path(config.run_dir) / "deepspeed.json", settings)
-    return DeepSpeedEngine(model, config, settings, groups)
+    part = None
+    if grid.pipeline > 1:
+        part = Cut(make_bounds(config, groups, grid, device), groups.place.pipeline)
+    model = make_model(config, groups, streams, device, settler(config, settings, groups), part)
+    if part is None:
+        return DeepSpeedEngine(model, config, settings, groups)
+    slices = grid.tensor if config.parallel.sequence else 1
+    return PipelinedEngine(assemble(model, part, grid, slices), part.bounds, config, settings, groups)
 
 
 def _stream_settings(config: Config, groups: Groups, grid: Grid, process: Process) -> StreamSettings:
@@ -172,6 +180,10 @@ def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings,
         hooks.append(_evaluation(run, corpora, settings, records.sinks))
     if config.monitor.sample_tokens > 0:
         hooks.append(ClosingText(records.console))
+    if isinstance(run.engine, PipelinedEngine):
+        hooks.append(StageTimes(run.engine, groups, records.event))
+        if config.parallel.partition == "measured":
+            records.resolve(RESOLVED, run.engine.bounds)
     return hooks
 
 

@@ -35,6 +35,7 @@ OFFENDERS: dict[str, Offender] = {
     "autocast_fp32": Offender(["precision.autocast=true"], ["precision=bf16_autocast"]),
     "fp16_autocast_stage": Offender(["precision=fp16_autocast", "zero=stage1"], ["zero=stage0"]),
     "pipeline_zero": Offender(["parallel=pipeline2", "zero=stage2"], ["zero=stage1"], ranks=2),
+    "pipeline_scaler": Offender(["parallel=pipeline2", "precision=fp16_autocast"], ["precision=bf16_autocast"], ranks=2),
     "offload_stage": Offender(["zero.offload=cpu"], ["zero.offload=none"]),
     "pipeline_blocks": Offender(["parallel.pipeline=4", "model.num_layers=2"], ["parallel.pipeline=2"], ranks=4),
     "tensor_host": Offender(["parallel.tensor=4"], ["parallel.tensor=2"], ranks=4, host=2),

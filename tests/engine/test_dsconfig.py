@@ -11,13 +11,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
+from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig, get_pipeline_config
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
-from framework.config.schema import Batch, Config, Precision, Zero
+from framework.config.schema import Batch, Config, Parallel, Precision, Zero
 from framework.engine.dsconfig import deepspeed_config
 from tests.engine import tiny
 from tests.engine.tiny import Form
@@ -164,6 +164,13 @@ def test_deepspeed_reads_what_was_meant(form: Form) -> None:
     assert read.gradient_clipping == (config.clip_grad_norm if form.stage else 0.0)
     assert read.grad_accum_dtype == "fp32"
     assert str(read.communication_data_type) == "torch.float32"
+
+
+def test_the_block_of_a_pipeline_has_the_keys_that_deepspeed_reads() -> None:
+    """It takes any key, so they are held against its defaults, and against what its engine asks for beside them."""
+    block = settings_of(Config(parallel=Parallel(pipeline=2)))["pipeline"]
+    assert block.keys() == get_pipeline_config({}).keys() | {"use_reentrant"}
+    assert not any(block[key] for key in ("seed_layers", "activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned"))
 
 
 def test_everything_that_we_do_ourselves_is_off() -> None:
