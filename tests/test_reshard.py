@@ -30,29 +30,32 @@ SAVED, STEPS = 3, 13
 GLOBAL_SIZE = 8
 WORDS = [*runs.SMALL, f"batch.global_size={GLOBAL_SIZE}", "batch.micro_size=2", "checkpoint=sync", "model.dropout=0", "precision=fp32"]
 # Odd sizes, so that parts end inside rows; small vectors stay gathered at stage 3, matrices do not.
-WORDS += ["model.hidden_size=26", "model.num_heads=2", "model.head_dim=14", "model.ffn_hidden_size=38"]
-WORDS += ["model.vocab_size=63", "zero.persistence_threshold=40"]
+WORDS += ["model.hidden_size=26", "model.num_heads=4", "model.head_dim=14", "model.ffn_hidden_size=44"]
+WORDS += ["model.num_layers=4", "model.vocab_size=63", "zero.persistence_threshold=40"]
 WORDS += [f"schedule.total_steps={STEPS}", f"steps={STEPS}", "checkpoint.keep_last=0", "data.log_samples=true"]
 
 
 class Layout(NamedTuple):
-    """Stage -1 is the plain engine. `ranks` are all ranks; those that `tensor` leaves are data ranks."""
+    """Stage -1 is the plain engine. `ranks` are all ranks; those that `tensor` and `pipeline` leave are data ranks."""
 
     stage: int
     ranks: int
     tensor: int = 1
     sequence: bool = False
+    pipeline: int = 1
 
     def __str__(self) -> str:
         if self.stage < 0:
             return "plain"
-        return f"{self.stage} x {self.ranks}" + (f" t{self.tensor}" if self.tensor > 1 else "") + ("s" if self.sequence else "")
+        spread = [f"t{self.tensor}" * (self.tensor > 1), "s" * self.sequence, f"p{self.pipeline}" * (self.pipeline > 1)]
+        return f"{self.stage} x {self.ranks} {''.join(spread)}".strip()
 
     @property
     def words(self) -> list[str]:
         if self.stage < 0:
             return ["engine=plain", "zero=stage0"]
-        return [f"zero=stage{self.stage}", f"parallel.tensor={self.tensor}", f"parallel.sequence={str(self.sequence).lower()}"]
+        spread = [f"parallel.tensor={self.tensor}", f"parallel.sequence={str(self.sequence).lower()}", f"parallel.pipeline={self.pipeline}"]
+        return [f"zero=stage{self.stage}", *spread]
 
 
 class Part(NamedTuple):
@@ -147,7 +150,7 @@ def name(layout: Layout) -> str:
 
 
 def seed(layout: Layout) -> str:
-    return f"seed={10 * layout.ranks + layout.stage + 1}"
+    return f"seed={1000 * layout.pipeline + 100 * layout.tensor + 10 * layout.ranks + layout.stage + 1}"
 
 
 # ---------------------------------------------------------------- around them
@@ -220,6 +223,9 @@ def assert_all(verdicts: dict[tuple[Layout, Layout], Verdict], pairs: int) -> No
 
 STAGES = [Layout(stage, ranks) for ranks in (1, 2, 4) for stage in (1, 2, 3)]
 TENSOR = [Layout(0, 2, 2), Layout(1, 2, 2, True), Layout(3, 2, 2, True), Layout(2, 4, 2), Layout(3, 4, 2)]
+PIPELINE = [Layout(stage, ranks, pipeline=2) for stage in (0, 1) for ranks in (2, 4)]
+# Of four ranks: data alone, tensor 2 and 4, pipeline 2 and 4, and two of each.
+SIX = [Layout(1, 4), Layout(1, 4, 2), Layout(1, 4, 4, True), Layout(1, 4, pipeline=2), Layout(1, 4, 2, True, 2), Layout(1, 4, pipeline=4)]
 REST = [Layout(-1, 1), *(Layout(0, ranks) for ranks in (1, 2, 4))]
 
 
@@ -235,6 +241,23 @@ def test_two_tensor_ranks_with_sequence_parallel_go_on_as_two_data_ranks(tmp_pat
 def test_tensor_ranks_and_all_others(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, TENSOR, [*TENSOR, *STAGES, Layout(-1, 1)]), 75)
     assert_all(reshard(tmp_path, [*STAGES, Layout(-1, 1)], TENSOR), 50)
+
+
+def test_a_plain_run_goes_on_in_two_stages_and_back(tmp_path: Path) -> None:
+    assert_all(reshard(tmp_path, [Layout(-1, 1)], [Layout(1, 2, pipeline=2)]), 1)
+    assert_all(reshard(tmp_path, [Layout(0, 2, pipeline=2)], [Layout(-1, 1)]), 1)
+
+
+@pytest.mark.slow
+def test_every_way_to_use_four_ranks(tmp_path: Path) -> None:
+    assert_all(reshard(tmp_path, SIX, SIX), 36)
+
+
+@pytest.mark.slow
+def test_pipelines_and_others(tmp_path: Path) -> None:
+    others = [Layout(-1, 1), Layout(1, 2), Layout(3, 2)]
+    assert_all(reshard(tmp_path, PIPELINE, [*PIPELINE, *others]), 28)
+    assert_all(reshard(tmp_path, others, PIPELINE), 12)
 
 
 @pytest.mark.slow

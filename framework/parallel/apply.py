@@ -22,15 +22,9 @@ from framework.topology.random import Streams
 Settle = Callable[[nn.Module], None]
 
 
-def make_model(
-    config: Config, groups: Groups, streams: Streams, device: torch.device, settle: Settle, cut: Cut | None = None
-) -> Transformer:
-    """This rank's part of the model, with its initial values. Draws no global random number.
-
-    `settle` is called with each module that owns parameters, once they have their values: ZeRO-3 divides them there.
-    `cut` says which blocks this pipeline stage has; None: all of them.
-    """
-    split = None if groups.tensor is None else tensor.Split(groups.tensor, config.parallel.sequence)
+def outline(config: Config, groups: Groups, streams: Streams, cut: Cut | None = None) -> Transformer:
+    """This rank's part of the model without storage. `cut` says which blocks this pipeline stage has; None: all of them."""
+    split = _split(config, groups)
     with torch.device("meta"):
         model = Transformer(config.model)
         if split is not None:
@@ -40,6 +34,17 @@ def make_model(
             sequence.slice_(model, split)
         if cut is not None:
             pipeline.keep(model, cut)
+    return model
+
+
+def make_model(
+    config: Config, groups: Groups, streams: Streams, device: torch.device, settle: Settle, cut: Cut | None = None
+) -> Transformer:
+    """This rank's part of the model, with its initial values; as `outline`. Draws no global random number.
+
+    `settle` is called with each module that owns parameters, once they have their values: ZeRO-3 divides them there.
+    """
+    model, split = outline(config, groups, streams, cut), _split(config, groups)
     parts = plan(config.model, config.parallel.tensor, groups.place.tensor)
     if cut is not None:
         parts = pipeline.with_copy(parts)
@@ -58,3 +63,7 @@ def make_model(
     if config.compile == "blocks":
         compile_blocks(model)
     return model
+
+
+def _split(config: Config, groups: Groups) -> tensor.Split | None:
+    return None if groups.tensor is None else tensor.Split(groups.tensor, config.parallel.sequence)
