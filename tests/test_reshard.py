@@ -30,8 +30,8 @@ SAVED, STEPS = 3, 13
 GLOBAL_SIZE = 8
 WORDS = [*runs.SMALL, f"batch.global_size={GLOBAL_SIZE}", "batch.micro_size=2", "checkpoint=sync", "model.dropout=0", "precision=fp32"]
 # Odd sizes, so that parts end inside rows; small vectors stay gathered at stage 3, matrices do not.
-WORDS += ["model.hidden_size=26", "model.num_heads=4", "model.head_dim=14", "model.ffn_hidden_size=44"]
-WORDS += ["model.num_layers=4", "model.vocab_size=63", "zero.persistence_threshold=40"]
+WORDS += ["model.hidden_size=26", "model.num_heads=4", "model.num_kv_heads=4", "model.head_dim=14"]
+WORDS += ["model.ffn_hidden_size=44", "model.num_layers=4", "model.vocab_size=63", "zero.persistence_threshold=40"]
 WORDS += [f"schedule.total_steps={STEPS}", f"steps={STEPS}", "checkpoint.keep_last=0", "data.log_samples=true"]
 
 

@@ -40,6 +40,8 @@ class DeepSpeedEngine:
         self.replica_group = groups.replica
         if config.zero.stage == 3:
             _lend_weights(model)
+        # A pipeline brings its own. DeepSpeed keeps the last one for the whole process: an earlier engine's must not be left there.
+        axes = deepspeed.utils.groups.mpu = None if isinstance(model, PipelineModule) else _axes(groups)
         # DeepSpeed's classes change with precision and stage, and their types say little: Any is the honest type.
         self.engine: Any
         self.optimizer: Any
@@ -47,7 +49,7 @@ class DeepSpeedEngine:
             model=model,
             optimizer=make_optimizer(model, config.optimizer),
             config=settings,
-            mpu=None if isinstance(model, PipelineModule) else _axes(groups),  # a pipeline brings its own
+            mpu=axes,
             dist_init_required=False,
         )
         self.scaler: torch.amp.GradScaler | None = None
