@@ -16,8 +16,8 @@ from framework.config.schema import Model, Optimizer
 from tests import runs
 from tests.engine import tiny
 from tests.engine.tiny import ADAMW, Form
-from tests.parallel.spread import SAMPLES, SEQUENCE, Held, whole
-from tests.parallel.stages import LLAMA, Stages, engine_of, live, masters, plain_of
+from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of, whole
+from tests.parallel.stages import LLAMA, Stages, live, masters, plain_of
 from tests.ranks import run_ranks
 
 EMBEDDING = "embed_tokens.weight"

@@ -13,8 +13,8 @@ import pytest
 from framework.config.schema import Optimizer
 from tests.engine import tiny
 from tests.engine.tiny import Form
-from tests.parallel.spread import SAMPLES, SEQUENCE, Held, whole
-from tests.parallel.stages import GPT2, LLAMA, Stages, engine_of, masters, plain_of
+from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of, whole
+from tests.parallel.stages import GPT2, LLAMA, Stages, masters, plain_of
 from tests.ranks import run_ranks
 
 SGD = Optimizer(name="sgd", lr=1.0, weight_decay=0.0)

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from framework.checkpoint.shards import Logical
 from framework.config.schema import Batch, Config, Model, Optimizer, Parallel, Schedule
 from framework.engine.dsconfig import deepspeed_config
+from framework.engine.pipelined import PipelinedEngine
 from framework.engine.sharded import DeepSpeedEngine, settler
 from framework.parallel.apply import make_model
+from framework.parallel.partition import costs, cut
+from framework.parallel.pipeline import Cut, assemble
 from framework.topology.grid import Grid
 from framework.topology.groups import accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training
@@ -28,18 +31,19 @@ SAMPLES, SEQUENCE = 8, 8
 
 @dataclass(frozen=True)
 class Spread:
-    """(data, tensor) ranks, with or without sequence parallel."""
+    """(data, tensor) ranks of each of `pipeline` stages, with or without sequence parallel."""
 
     data: int
     tensor: int
     sequence: bool = False
+    pipeline: int = 1
 
     def __str__(self) -> str:
-        return f"{self.data}x{self.tensor}{'s' if self.sequence else ''}"
+        return f"{self.data}x{self.tensor}{'s' if self.sequence else ''}x{self.pipeline}"
 
     @property
     def grid(self) -> Grid:
-        return Grid(data=self.data, tensor=self.tensor)
+        return Grid(data=self.data, tensor=self.tensor, pipeline=self.pipeline)
 
     @property
     def layout(self) -> tiny.Layout:
@@ -55,7 +59,7 @@ class Spread:
             precision=tiny.precision_of(form.precision),
             zero=tiny.zero_of(form.stage, form.offload),
             batch=Batch(SAMPLES, 2),
-            parallel=Parallel(tensor=self.tensor, sequence=self.sequence),
+            parallel=Parallel(tensor=self.tensor, sequence=self.sequence, pipeline=self.pipeline),
             seed=1,
         )
 
@@ -74,9 +78,15 @@ def engine_of(config: Config, spread: Spread, rank: int) -> DeepSpeedEngine:
                 parameter.data.copy_(part(plain[parameter.logical.name].detach(), parameter.logical))  # type: ignore[attr-defined]
         settle(module)
 
-    module = make_model(config, groups, streams, torch.device("cpu"), with_biases)
+    own = None
+    if spread.pipeline > 1:
+        own = Cut(tuple(cut(costs(config.model, "parameters"), spread.pipeline)), groups.place.pipeline)
+    module = make_model(config, groups, streams, torch.device("cpu"), with_biases, own)
     seed_training(config.seed, groups.place, streams)
-    return DeepSpeedEngine(module, config, settings, groups)
+    if own is None:
+        return DeepSpeedEngine(module, config, settings, groups)
+    stage = assemble(module, own, spread.grid, spread.tensor if spread.sequence else 1)
+    return PipelinedEngine(stage, own.bounds, config, settings, groups)
 
 
 def part(whole: Tensor, logical: Logical) -> Tensor:

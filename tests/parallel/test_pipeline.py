@@ -15,8 +15,8 @@ from framework.engine.engine import PlainEngine, StepOut, trained_tokens
 from framework.engine.sharded import DeepSpeedEngine
 from tests.engine import tiny
 from tests.engine.tiny import Form
-from tests.parallel.spread import SAMPLES, SEQUENCE, Held, whole
-from tests.parallel.stages import GPT2, LLAMA, Stages, engine_of, live, masters, plain_of
+from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of, whole
+from tests.parallel.stages import GPT2, LLAMA, Stages, live, masters, plain_of
 from tests.ranks import run_ranks
 
 MODELS = {

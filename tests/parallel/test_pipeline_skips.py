@@ -12,8 +12,8 @@ from framework.config.schema import Config
 from framework.engine.engine import StepOut
 from tests.engine import tiny
 from tests.engine.tiny import ADAMW, Form
-from tests.parallel.spread import SAMPLES, SEQUENCE, Held
-from tests.parallel.stages import LLAMA, Stages, engine_of, live
+from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of
+from tests.parallel.stages import LLAMA, Stages, live
 from tests.ranks import run_ranks
 
 STAGES = Stages(1, 1)
