@@ -23,6 +23,9 @@ def commands() -> list[list[str]]:
 TRAIN = [words for words in commands() if words[0] != "make" and "--help" not in words]
 
 
+SHORT = {"framework.train": ["steps=2", "eval.samples=8", "monitor.sample_tokens=0"], "framework.verify": ["verify.steps=2"]}
+
+
 def test_there_are_commands_to_run() -> None:
     assert len(TRAIN) >= 3
 
@@ -31,8 +34,8 @@ def test_there_are_commands_to_run() -> None:
 @pytest.mark.parametrize("words", TRAIN, ids=" ".join)
 def test_train_commands_run(words: list[str], tmp_path: Path) -> None:
     ranks = int(words[words.index("--num_gpus") + 1]) if words[0] == "deepspeed" else None
-    own = words[words.index("framework.train") + 1 :]
-    done = launch(["framework.train", *own, "steps=2", "eval.samples=8", "monitor.sample_tokens=0"], ranks, cwd=tmp_path, timeout=240)
+    at = next(at for at, word in enumerate(words) if word.startswith("framework."))
+    done = launch([*words[at:], *SHORT[words[at]]], ranks, cwd=tmp_path, timeout=600)
     assert done.code == 0, done.stderr
     assert (tmp_path / "runs").is_dir()
 

@@ -191,7 +191,7 @@ class Checkpoint:
     """State kept on disk (not to be confused with `recompute`)."""
 
     mode: Literal["none", "sync", "async"] = free("async", "none: nothing; sync: the training waits; async: a process beside it writes")
-    every: int | Literal["auto"] = free("auto", "steps between saves to disk; auto: as many as make saving cost 5 %; 0: only the last step")
+    every: int | Literal["auto"] = free("auto", "steps between saves to disk; auto: as many as make saving cost 4 %; 0: only the last step")
     memory_every: int = free(0, "steps between saves to shared memory, which survive a kill of every process of this host; 0: never")
     mtbf_hours: float | None = free(None, "mean time between failures: every=auto then takes the interval that loses least to both")
     busy: Literal["wait", "skip"] = free("wait", "when a save is due while one is being written: wait for it, or leave the new one out")

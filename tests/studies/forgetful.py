@@ -8,7 +8,7 @@ from framework import train
 from framework.checkpoint import state
 
 
-def forget(kept: object, accelerator: object) -> list[str]:
+def forget(kept: object, accelerator: object, streams: object) -> list[str]:
     """Restores nothing and reports that nothing is missing, as a silent fault would."""
     return []
 
