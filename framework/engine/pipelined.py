@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.module import PipelineModule
@@ -67,11 +66,7 @@ class PipelinedEngine(DeepSpeedEngine):
         self.engine.train_batch(_pairs(batch))
         loss_sum = self._over_all(self.loss.total)
         norm = float(self.engine.get_global_grad_norm() if self._norm is None else self._norm)
-        skipped = self._overflowed(norm)
-        if skipped:
-            self._forget_gradients()
-        self.applied += not skipped
-        return StepOut(float(loss_sum) / max(1, tokens), norm, lr, scale, skipped, self.applied)
+        return self._finished(float(loss_sum) / max(1, tokens), norm, lr, scale)
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> tuple[float, int]:
         self.loss.begin(1.0, self.device)
@@ -85,8 +80,8 @@ class PipelinedEngine(DeepSpeedEngine):
         return float(total[0]), int(total[1])
 
     def logits(self, ids: Tensor) -> Tensor:
-        missing = -ids.shape[1] % self.config.parallel.tensor if self.config.parallel.sequence else 0
-        given = MicroBatch(F.pad(ids, (0, missing)), F.pad(ids, (0, missing)), torch.arange(len(ids)))
+        padded = self._padded(ids)
+        given = MicroBatch(padded, padded, torch.arange(len(ids)))
         self.loss.begin(1.0, self.device)
         with evaluation_mode(self.engine.module), torch.no_grad():
             self._take_shapes([given])

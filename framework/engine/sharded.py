@@ -78,11 +78,7 @@ class DeepSpeedEngine:
             self.engine.step()
         dist.all_reduce(loss_sum, group=self.data_group)
         norm = float(self.engine.get_global_grad_norm()) if norm is None else float(norm)
-        skipped = self._overflowed(norm)
-        if skipped:
-            self._forget_gradients()
-        self.applied += not skipped
-        return StepOut(float(loss_sum) / max(1, tokens), norm, lr, scale, skipped, self.applied)
+        return self._finished(float(loss_sum) / max(1, tokens), norm, lr, scale)
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> tuple[float, int]:
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -94,10 +90,21 @@ class DeepSpeedEngine:
         return float(total[0]), int(total[1])
 
     def logits(self, ids: Tensor) -> Tensor:
-        # A sliced sequence has to divide; what comes after a token does not change it.
-        missing = -ids.shape[1] % self.config.parallel.tensor if self.config.parallel.sequence else 0
         with torch.no_grad(), evaluation_mode(self.engine):
-            return self.engine(F.pad(ids, (0, missing)))[:, : ids.shape[1]]
+            return self.engine(self._padded(ids))[:, : ids.shape[1]]
+
+    def _padded(self, ids: Tensor) -> Tensor:
+        """[batch, seq] -> as long as a sliced sequence has to be; what comes after a token does not change its logits."""
+        missing = -ids.shape[1] % self.config.parallel.tensor if self.config.parallel.sequence else 0
+        return F.pad(ids, (0, missing))
+
+    def _finished(self, loss: float, norm: float, lr: float, scale: float) -> StepOut:
+        """The end of a step on every rank: whether it was applied, and what that means for the counter and the gradients."""
+        skipped = self._overflowed(norm)
+        if skipped:
+            self._forget_gradients()
+        self.applied += not skipped
+        return StepOut(loss, norm, lr, scale, skipped, self.applied)
 
     def loss_scale(self) -> float:
         """The factor in use for the next backward pass."""
