@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -32,37 +33,40 @@ class Buffers:
         self.layout: list[Shard] = []
         self.views: list[Tensor] = []
         self.stream: torch.Stream | None = None
-        self.event: torch.Event | None = None
+        self.thread = ThreadPoolExecutor(1, "checkpoint-copy")  # starts with its first copy
+        self.finish: Callable[[], object] | None = None
         self.sources: list[Tensor] = []  # kept until the copy is complete: freed memory would be given to others at once
 
     def copy(self, state: State, files: Sequence[FilePlan]) -> None:
         """Copy every shard to its place in `files`, as `manifest.arrange` planned them.
 
-        From an accelerator the copy is only begun, on a stream of its own and after the work queued so far: the tensors
-        must not change before `wait`. Raises SaveError if the host has too little memory.
+        The copy is only begun, beside the work that follows: the tensors must not change before `wait`. From an accelerator
+        it runs on a stream of its own and after the work queued so far, from the CPU in a thread. Raises SaveError if the
+        host has too little memory.
         """
         self.prepare([shard for shard, _ in state.shards], files)
         order = [at for plan in files for at in plan.members]
         shards, tensors = [state.shards[at][0] for at in order], [state.shards[at][1].detach() for at in order]
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+        self.sources = tensors
         if device is None:
-            self._copy(shards, tensors)
+            self.finish = self.thread.submit(self._copy, shards, tensors).result
             return
         self.stream = self.stream or torch.Stream(device=device)
         self.stream.wait_stream(torch.accelerator.current_stream(device))
         with self.stream:
             self._copy(shards, tensors)
-        self.event, self.sources = self.stream.record_event(), tensors
+        self.finish = self.stream.record_event().synchronize
 
     def wait(self) -> None:
         """Wait until a copy that was begun is complete."""
-        if self.event is not None:
-            self.event.synchronize()
-            self.event, self.sources = None, []
+        if self.finish is not None:
+            self.finish()
+            self.finish, self.sources = None, []
 
     def _copy(self, shards: list[Shard], tensors: list[Tensor]) -> None:
         for view, shard, tensor in zip(self.views, shards, tensors, strict=True):
-            view.copy_(pack(shard, tensor), non_blocking=True)  # from the CPU this waits all the same
+            view.copy_(pack(shard, tensor), non_blocking=True)
 
     def prepare(self, shards: list[Shard], files: Sequence[FilePlan]) -> None:
         """Have the memory ready, so that the first copy takes no longer than the others. Raises as `copy` does."""

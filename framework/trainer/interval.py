@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-COST_SHARE = 25
-"""every=auto: the training between two saves lasts this many times as long as a save costs: 4 %, so that with probes and last save a
-run stays within 6 %."""
+COST_SHARE = 20
+"""every=auto: the training between two saves lasts this many times as long as a save costs: 5 %."""
 PROBES = (5, 10)
 """every=auto: steps after the start that save in order to be measured. The first makes folders and fills caches, the second tells."""
 
@@ -24,7 +23,8 @@ class Interval:
     """Says at which steps to save.
 
     A fixed interval saves at its multiples. `auto` saves at two early steps and then, when it has learned the cost of the
-    second, `steps` after the last save; what it has chosen holds for the rest of the run and at resume.
+    second, `steps` after the last save; what it has chosen holds for the rest of the run and at resume. The first wait is
+    longer by what the probes have taken in advance.
     """
 
     def __init__(self, every: int | None, chosen: int | None, mtbf_hours: float | None) -> None:
@@ -34,6 +34,7 @@ class Interval:
         self.mtbf_hours = mtbf_hours
         self._first = self._last = 0
         self._saves = 0
+        self._owed = 0
 
     def begin(self, step: int) -> None:
         """The run starts from `step`, which is saved already, or from nothing (0)."""
@@ -45,16 +46,19 @@ class Interval:
             return self.fixed > 0 and step % self.fixed == 0
         if self.steps is None:
             return self._saves < len(PROBES) and step - self._first >= PROBES[self._saves]
-        return step - self._last >= self.steps
+        return step - self._last >= self.steps + self._owed
 
     def saved(self, step: int) -> None:
         """A save of `step` has begun."""
         self._last = step
         self._saves += 1
+        self._owed = 0
 
     def learn(self, cost_s: float, step_s: float) -> int | None:
         """Take in what the last save cost, both in seconds; the interval in steps if it has just been chosen."""
         if self.fixed is not None or self.steps is not None or self._saves < len(PROBES):
             return None
         self.steps = max(1, math.ceil(interval_s(cost_s, self.mtbf_hours) / max(step_s, 1e-9)))
+        if self.mtbf_hours is None:
+            self._owed = (len(PROBES) - 1) * self.steps
         return self.steps

@@ -64,13 +64,15 @@ class Says:
 
 @dataclass
 class Pending:
-    """A save that was begun, and what it has cost this rank in seconds so far."""
+    """A save that was begun, and what it has cost this rank in seconds so far: waiting for it between two steps (`stall_s`), and
+    what the steps beside it took longer (`slowed_s`), of which `held_s` was waiting for the copy."""
 
     job: Job
     tier: str
     begun: float
     stall_s: float = 0.0
     slowed_s: float = 0.0
+    held_s: float = 0.0
     copying: bool = False
 
 
@@ -91,7 +93,7 @@ class Saver(Quiet):
     def start(self, run: Run) -> None:
         run.feed.votes["saving"] = lambda: float(self._at_work())
         run.feed.votes["save_failed"] = lambda: float(self.error is not None)
-        run.engine.hold = self._release
+        run.engine.hold = self._hold
         self.interval.begin(run.position.step)
         shards = [shard for shard, _ in self._kept(run)]
         nbytes = round(self.groups.agree([sum(shard.nbytes for shard in shards)])[0])
@@ -176,8 +178,6 @@ class Saver(Quiet):
             with letters(RunError):
                 self.buffers.copy(state, files)
             self.pending.copying = True
-            if self.buffers.event is None:
-                self._release()
         self.pending.stall_s += time.perf_counter() - begun
         if self.writer is None:
             self._complete()
@@ -193,15 +193,19 @@ class Saver(Quiet):
                 error = met
             self.groups.raise_together(error)
 
+    def _hold(self) -> None:
+        """Before the state changes again: a copy that was begun has to be complete."""
+        if self.pending is not None and self.pending.copying:
+            begun = time.perf_counter()
+            self._release()
+            self.pending.held_s += time.perf_counter() - begun
+
     def _release(self) -> None:
-        """Before the state changes again: a copy that was begun has to be complete, and goes to the writer."""
-        if self.pending is None or not self.pending.copying or self.writer is None or self.buffers is None:
-            return
-        begun = time.perf_counter()
-        self.buffers.wait()
-        self.writer.submit(self.pending.job)
-        self.pending.copying = False
-        self.pending.stall_s += time.perf_counter() - begun
+        """Wait for a copy that was begun, and give it to the writer."""
+        if self.pending is not None and self.pending.copying and self.writer is not None and self.buffers is not None:
+            self.buffers.wait()
+            self.writer.submit(self.pending.job)
+            self.pending.copying = False
 
     def _at_work(self) -> bool:
         """Whether this rank's writer has still to finish; takes its result, or its error, where it has."""
@@ -257,7 +261,7 @@ class Saver(Quiet):
                 best = self.says.best([checkpoint.step for checkpoint in store.complete()])
                 gone = store.prune(save.job.step, self.settings.keep_last, self.settings.keep_every, best)
         event = {"event": "checkpoint", "kind": f"{self.settings.mode} {save.tier}", "step": save.job.step, "bytes": nbytes,
-                 "stall_s": save.stall_s, "write_s": time.perf_counter() - save.begun, **cost, "removed": gone}  # fmt: skip
+                 "stall_s": save.stall_s + save.held_s, "write_s": time.perf_counter() - save.begun, **cost, "removed": gone}  # fmt: skip
         self.says.event(event)
 
     def _usual_step_s(self) -> float:

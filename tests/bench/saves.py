@@ -98,10 +98,13 @@ class Bench:
         saver.interval.wanted = False
 
     def cycle(self, kind: str) -> dict[str, float]:
-        """`blocked` and `steps` (sum of the STEPS_AFTER steps that followed), in seconds."""
+        """`blocked` (the save itself, and where the next step waited for its copy) and `steps` (sum of the STEPS_AFTER steps that
+        followed), in seconds."""
         self.step()
         blocked = self.save(kind)
+        save = self.asynchronous.pending
         steps = [self.step() for _ in range(STEPS_AFTER)]
+        blocked += max(self.gather(0.0 if save is None else save.held_s))
         while self.gather(self.asynchronous.pending is not None)[0]:
             self.step()
         self.peers.finish()

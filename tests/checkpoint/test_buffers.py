@@ -54,6 +54,7 @@ def test_it_grows_with_the_state(memory: int) -> None:
         state = state_of(("a", "master", torch.full((count,), float(count))))
         files = arrange([shard for shard, _ in state.shards], 0)
         held.copy(state, files)
+        held.wait()
         assert os.pread(memory, 4 * count, 0) == state.shards[0][1].numpy().tobytes()
 
 

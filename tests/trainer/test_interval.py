@@ -26,8 +26,8 @@ def saves(interval: Interval, start: int, steps: int, cost_s: float, step_s: flo
 
 
 @pytest.mark.parametrize("cost_s", [0.0, 0.25, 3.0])
-def test_without_failures_saving_costs_a_twenty_fifth(cost_s: float) -> None:
-    assert interval_s(cost_s, None) == 25 * cost_s
+def test_without_failures_saving_costs_a_twentieth(cost_s: float) -> None:
+    assert interval_s(cost_s, None) == 20 * cost_s
 
 
 @pytest.mark.parametrize(("cost_s", "hours"), [(0.5, 1.0), (30.0, 24.0), (2.0, 0.1)])
@@ -52,16 +52,16 @@ def test_a_fixed_interval_saves_at_its_multiples() -> None:
 
 @pytest.mark.parametrize("running", [0, 3])
 def test_auto_probes_twice_and_then_keeps_to_what_it_has_learned(running: int) -> None:
-    """A save costs 0.24 s and a step 0.2 s: 25 x 0.24 / 0.2 = 30 steps."""
+    """A save costs 0.3 s and a step 0.2 s: 20 x 0.3 / 0.2 = 30 steps; the first wait pays for both probes."""
     interval = Interval(None, None, None)
-    assert saves(interval, 0, 120, 0.24, 0.2, running) == [5, 10, 40, 70, 100]
+    assert saves(interval, 0, 140, 0.3, 0.2, running) == [5, 10, 70, 100, 130]
     assert interval.steps == 30
 
 
 def test_auto_rounds_up_and_never_below_one_step() -> None:
-    assert saves(Interval(None, None, None), 0, 13, 0.0, 0.2) == [5, 10, 11, 12, 13]
+    assert saves(Interval(None, None, None), 0, 13, 0.0, 0.2) == [5, 10, 12, 13]
     interval = Interval(None, None, None)
-    saves(interval, 0, 10, 0.1, 0.9)  # 2.22 steps
+    saves(interval, 0, 10, 0.1, 0.9)  # 2.2 steps
     assert interval.steps == 3
 
 
@@ -82,7 +82,7 @@ def test_what_was_chosen_holds_at_resume() -> None:
 @pytest.mark.parametrize("start", [3, 8, 1000])
 def test_auto_that_has_not_chosen_yet_probes_from_where_it_starts(start: int) -> None:
     """A run that was stopped before it had chosen, or that goes on from another run's checkpoint, has to save as well."""
-    assert saves(Interval(None, None, None), start, start + 75, 0.24, 0.2) == [start + 5, start + 10, start + 40, start + 70]
+    assert saves(Interval(None, None, None), start, start + 105, 0.3, 0.2) == [start + 5, start + 10, start + 70, start + 100]
 
 
 def test_a_probe_that_was_skipped_is_made_up_for() -> None:
@@ -97,5 +97,5 @@ def test_a_probe_that_was_skipped_is_made_up_for() -> None:
     assert interval.due(11)
     interval.saved(11)
     assert not interval.due(12)
-    assert interval.learn(0.24, 0.2) == 30
-    assert next(step for step in range(12, 60) if interval.due(step)) == 41
+    assert interval.learn(0.3, 0.2) == 30
+    assert next(step for step in range(12, 99) if interval.due(step)) == 71
