@@ -36,26 +36,28 @@ WORDS += [f"schedule.total_steps={STEPS}", f"steps={STEPS}", "checkpoint.keep_la
 
 
 class Layout(NamedTuple):
-    """Stage -1 is the plain engine. `ranks` are all ranks; those that `tensor` and `pipeline` leave are data ranks."""
+    """Stage -1 is the plain engine. `ranks` are all ranks; those that `tensor`, `pipeline` and `context` leave are data ranks."""
 
     stage: int
     ranks: int
     tensor: int = 1
     sequence: bool = False
     pipeline: int = 1
+    context: int = 1
 
     def __str__(self) -> str:
         if self.stage < 0:
             return "plain"
-        spread = [f"t{self.tensor}" * (self.tensor > 1), "s" * self.sequence, f"p{self.pipeline}" * (self.pipeline > 1)]
+        degrees = {"t": self.tensor, "p": self.pipeline, "c": self.context}
+        spread = [*(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1), "s" * self.sequence]
         return f"{self.stage} x {self.ranks} {''.join(spread)}".strip()
 
     @property
     def words(self) -> list[str]:
         if self.stage < 0:
             return ["engine=plain", "zero=stage0"]
-        spread = [f"parallel.tensor={self.tensor}", f"parallel.sequence={str(self.sequence).lower()}", f"parallel.pipeline={self.pipeline}"]
-        return [f"zero=stage{self.stage}", *spread]
+        degrees = [f"parallel.{axis}={getattr(self, axis)}" for axis in ("tensor", "pipeline", "context")]
+        return [f"zero=stage{self.stage}", f"parallel.sequence={str(self.sequence).lower()}", *degrees]
 
 
 class Part(NamedTuple):
@@ -150,7 +152,7 @@ def name(layout: Layout) -> str:
 
 
 def seed(layout: Layout) -> str:
-    return f"seed={1000 * layout.pipeline + 100 * layout.tensor + 10 * layout.ranks + layout.stage + 1}"
+    return f"seed={10000 * layout.context + 1000 * layout.pipeline + 100 * layout.tensor + 10 * layout.ranks + layout.stage + 1}"
 
 
 # ---------------------------------------------------------------- around them
@@ -226,6 +228,7 @@ TENSOR = [Layout(0, 2, 2), Layout(1, 2, 2, True), Layout(3, 2, 2, True), Layout(
 PIPELINE = [Layout(stage, ranks, pipeline=2) for stage in (0, 1) for ranks in (2, 4)]
 # Of four ranks: data alone, tensor 2 and 4, pipeline 2 and 4, and two of each.
 SIX = [Layout(1, 4), Layout(1, 4, 2), Layout(1, 4, 4, True), Layout(1, 4, pipeline=2), Layout(1, 4, 2, True, 2), Layout(1, 4, pipeline=4)]
+IN_CONTEXT = [Layout(2, 4, context=2), Layout(1, 4, 2, context=2), Layout(1, 4, pipeline=2, context=2), Layout(3, 4, context=4)]
 REST = [Layout(-1, 1), *(Layout(0, ranks) for ranks in (1, 2, 4))]
 
 
@@ -246,6 +249,16 @@ def test_tensor_ranks_and_all_others(tmp_path: Path) -> None:
 def test_a_plain_run_goes_on_in_two_stages_and_back(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, [Layout(-1, 1)], [Layout(1, 2, pipeline=2)]), 1)
     assert_all(reshard(tmp_path, [Layout(0, 2, pipeline=2)], [Layout(-1, 1)]), 1)
+
+
+def test_two_context_ranks_go_on_as_two_data_ranks(tmp_path: Path) -> None:
+    assert_all(reshard(tmp_path, [Layout(3, 2, context=2)], [Layout(1, 2)]), 1)
+
+
+@pytest.mark.slow
+def test_context_ranks_and_others(tmp_path: Path) -> None:
+    assert_all(reshard(tmp_path, IN_CONTEXT, [*IN_CONTEXT, *SIX]), 40)
+    assert_all(reshard(tmp_path, SIX, IN_CONTEXT), 24)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from framework.base.errors import ConfigError
-from framework.config.schema import Config
+from framework.config.schema import Config, Recompute
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "zero.reduce_bucket_size": (1, None), "zero.allgather_bucket_size": (1, None), "zero.prefetch_bucket_size": (0, None),
     "zero.persistence_threshold": (0, None), "zero.max_live_parameters": (0, None), "zero.max_reuse_distance": (0, None),
     "parallel.data": (1, None), "parallel.tensor": (1, None), "parallel.pipeline": (1, None), "parallel.context": (1, None),
+    "recompute.every": (1, None), "recompute.max_extra_time": (0, None), "recompute.min_share": (0, 1),
     "optimizer.lr": (0, None), "optimizer.weight_decay": (0, None), "optimizer.beta1": (0, 0.9999999), "optimizer.beta2": (0, 0.9999999),
     "optimizer.eps": (0, None), "optimizer.momentum": (0, 1),
     "schedule.warmup_steps": (0, None), "schedule.total_steps": (1, None), "schedule.min_ratio": (0, 1), "schedule.decay_steps": (0, None),
@@ -202,12 +203,10 @@ def heads(case: Case) -> Offence | None:
 
 def kv_heads(case: Case) -> Offence | None:
     """key/value heads divide the query heads, and tensor ranks share them evenly: none is held twice"""
-    model, degree = case.config.model, case.head_ranks
-    shared = model.kv_heads % degree == 0 or degree % model.kv_heads == 0
-    fits = model.num_heads % model.kv_heads == 0 and shared and model.kv_heads % case.config.parallel.tensor == 0
-    if fits:
+    model, tensor = case.config.model, case.config.parallel.tensor
+    if model.num_heads % model.kv_heads == 0 and model.kv_heads % tensor == 0:
         return None
-    got = f"{model.kv_heads} for {model.num_heads} query heads over {degree} tensor x context ranks"
+    got = f"{model.kv_heads} for {model.num_heads} query heads over tensor {tensor}"
     return Offence("model.num_kv_heads", got, "a common divisor")
 
 
@@ -288,6 +287,21 @@ def plain_engine(case: Case) -> Offence | None:
     return Offence("engine", got, "engine=deepspeed")
 
 
+def recompute_words(case: Case) -> Offence | None:
+    """recompute: `every` belongs to full, `modules` to selective, max_extra_time and min_share to auto, and offload to all but none"""
+    given, usual = case.config.recompute, Recompute()
+    owners = {"every": "full", "modules": "selective", "max_extra_time": "auto", "min_share": "auto"}
+    for word, owner in owners.items():
+        if getattr(given, word) != getattr(usual, word) and given.granularity != owner:
+            got = f"{getattr(given, word)} with granularity {given.granularity}"
+            return Offence(f"recompute.{word}", got, f"recompute.granularity={owner}")
+    if given.offload and given.granularity == "none":
+        return Offence("recompute.offload", "true with granularity none", "recompute.granularity=full")
+    if given.granularity == "selective" and not given.modules:
+        return Offence("recompute.modules", "nothing with granularity selective", "recompute.modules=[attention,activation]")
+    return None
+
+
 def save_every(case: Case) -> Offence | None:
     """checkpoint.every is a number of steps, 0 or more, or auto"""
     every = case.config.checkpoint.every
@@ -316,5 +330,5 @@ def sample_text(case: Case) -> Offence | None:
 RULES: tuple[Callable[[Case], Offence | None], ...] = (
     name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler, offload_stage,
     pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
-    schedule_length, wsd_decay, plain_engine, save_every, save_memory, sample_text,
+    schedule_length, wsd_decay, plain_engine, recompute_words, save_every, save_memory, sample_text,
 )  # fmt: skip

@@ -151,7 +151,16 @@ class Parallel:
 class Recompute:
     """Activations that are computed again in the backward pass instead of kept (not to be confused with `checkpoint`)."""
 
-    granularity: Literal["none"] = layout("none", "what is computed again")
+    granularity: Literal["none", "full", "selective", "auto"] = layout(
+        "none", "nothing, whole blocks, the kinds of module in `modules`, or those that a probe finds to pay (auto)"
+    )
+    every: int = layout(1, "full: blocks 0, k, 2k, ... of every k-th block")
+    modules: tuple[str, ...] = layout(
+        (), "selective: attention, core, mlp, activation, ffn_in, norm, head, or patterns of module names (model/recompute.py)"
+    )
+    offload: bool = layout(False, "what recomputed parts still keep, their inputs, lies on the host until the backward pass")
+    max_extra_time: float = layout(0.10, "auto: recompute until a step takes this share longer")
+    min_share: float = layout(0.15, "auto: only kinds that hold more than this share of the activation bytes")
 
 
 @dataclass(frozen=True)
@@ -191,7 +200,7 @@ class Checkpoint:
     """State kept on disk (not to be confused with `recompute`)."""
 
     mode: Literal["none", "sync", "async"] = free("async", "none: nothing; sync: the training waits; async: a process beside it writes")
-    every: int | Literal["auto"] = free("auto", "steps between saves to disk; auto: as many as make saving cost 4 %; 0: only the last step")
+    every: int | Literal["auto"] = free("auto", "steps between saves to disk; auto: as many as make saving cost 5 %; 0: only the last step")
     memory_every: int = free(0, "steps between saves to shared memory, which survive a kill of every process of this host; 0: never")
     mtbf_hours: float | None = free(None, "mean time between failures: every=auto then takes the interval that loses least to both")
     busy: Literal["wait", "skip"] = free("wait", "when a save is due while one is being written: wait for it, or leave the new one out")

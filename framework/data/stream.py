@@ -53,13 +53,15 @@ class StreamSettings:
     workers: int
     prefetch: int
     vocab_size: int
+    context_rank: int = 0
+    context_size: int = 1
 
 
 @dataclass
 class MicroBatch:
-    """The samples of one forward pass on one rank.
+    """The samples of one forward pass on one rank; of each its share, where context ranks divide the sequence.
 
-    ids: int64 [micro, seq]; targets: int64 [micro, seq], the token after each id, or IGNORE where there is no loss;
+    ids: int64 [micro, seq / context]; targets: as many, the token after each id, or IGNORE where there is no loss;
     indices: int64 [micro], global sample indices, always on the CPU.
     """
 
@@ -118,7 +120,7 @@ def validation_batches(corpus: Corpus, settings: StreamSettings, samples: int, d
         places = np.where(past_end, 0, indices)
         tokens = corpus.read(places)
         _check_ids(tokens, places, corpus, settings.vocab_size)
-        batch = _micro_batch(torch.from_numpy(tokens).to(device), indices)
+        batch = _micro_batch(torch.from_numpy(_slice(tokens, settings)).to(device), indices)
         batch.targets[torch.from_numpy(past_end).to(device)] = IGNORE
         yield batch
 
@@ -127,8 +129,15 @@ def _indices(settings: StreamSettings, consumed: int, micro: int) -> np.ndarray:
     return share(consumed, micro, settings.micro_size, settings.data_rank, settings.data_size)
 
 
+def _slice(tokens: np.ndarray, settings: StreamSettings) -> np.ndarray:
+    """Of tokens [micro, seq + 1] what this context rank reads: its slice of the sequence and the token after it."""
+    length = (tokens.shape[1] - 1) // settings.context_size
+    start = settings.context_rank * length
+    return tokens[:, start : start + length + 1]
+
+
 def _micro_batch(tokens: Tensor, indices: np.ndarray) -> MicroBatch:
-    """From tokens [micro, seq + 1]."""
+    """From tokens [micro, seq / context + 1]."""
     return MicroBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.from_numpy(indices))
 
 
@@ -154,14 +163,14 @@ class _Source(Dataset[np.ndarray | DataError]):
         self._block, self._block_places = -1, np.empty((0, settings.micro_size), np.int64)
 
     def __getitem__(self, micro: int) -> np.ndarray | DataError:
-        """Tokens int64 [micro, seq + 1], or the letter that says why not: raised in a worker, torch would wrap it in a traceback."""
+        """Tokens int64 [micro, seq / context + 1], or the letter that says why not: in a worker, torch would wrap it in a traceback."""
         places = self._places(micro)
         tokens = self._corpus.read(places)
         try:
             _check_ids(tokens, places, self._corpus, self._settings.vocab_size)
         except DataError as letter:
             return letter
-        return tokens
+        return _slice(tokens, self._settings)
 
     def _places(self, micro: int) -> np.ndarray:
         """Positions [micro] of the samples. Made for a block of micro-batches at once: a call costs as much for 8 samples as for 1,000."""
@@ -206,7 +215,7 @@ class _Reader:
         atexit.register(self.close)
 
     def steps(self, accumulation: int) -> Iterator[list[Tensor]]:
-        """Lists of `accumulation` token tensors [micro, seq + 1], without end."""
+        """Lists of `accumulation` token tensors [micro, seq / context + 1], without end."""
         while True:
             yield [self._next() for _ in range(accumulation)]
 

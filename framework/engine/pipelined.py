@@ -80,8 +80,8 @@ class PipelinedEngine(DeepSpeedEngine):
         return float(total[0]), int(total[1])
 
     def logits(self, ids: Tensor) -> Tensor:
-        padded = self._padded(ids)
-        given = MicroBatch(padded, padded, torch.arange(len(ids)))
+        share = self._share(ids)
+        given = MicroBatch(share, share, torch.arange(len(ids)))
         self.loss.begin(1.0, self.device)
         with evaluation_mode(self.engine.module), torch.no_grad():
             self._take_shapes([given])
@@ -92,7 +92,7 @@ class PipelinedEngine(DeepSpeedEngine):
             whole = self.loss.whole(own).float().contiguous() if last else torch.empty(shape, device=self.device)
         source = self.engine.grid.stage_to_global(self.engine.num_stages - 1)
         dist.broadcast(whole, source, group=self.engine.grid.get_pipe_parallel_group())
-        return whole[:, : ids.shape[1]]
+        return self._whole(whole)[:, : ids.shape[1]]
 
     def record(self) -> Recorder:
         """Time the instructions of the next step; they are in the recorder after it, until `stop_recording`."""

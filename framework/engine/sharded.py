@@ -1,7 +1,7 @@
 """DeepSpeedEngine: the product. One optimizer step under any precision and ZeRO stage.
 
-The loss that goes backward is (sum of this rank's token losses) x data ranks / (trained tokens of the global batch):
-DeepSpeed averages gradients over the data ranks, so what it ends up with is the token-weighted mean, however the
+The loss that goes backward is (sum of this rank's token losses) x data ranks / (trained tokens of the global batch), where
+context ranks count as data ranks: DeepSpeed averages gradients over both, so what it ends up with is the token-weighted mean, however the
 samples are split over ranks and micro-batches. Read facts about DeepSpeed in tests/engine/ before changing a line.
 """
 
@@ -25,6 +25,7 @@ from framework.engine.engine import StepOut, clip, do_nothing, evaluation_mode, 
 from framework.engine.optim import make_optimizer, set_rate
 from framework.engine.precision import make_scaler, prepare_device
 from framework.engine.schedule import rate
+from framework.topology import collectives
 from framework.topology.groups import Groups, accelerator
 
 
@@ -37,7 +38,7 @@ class DeepSpeedEngine:
         self.config = config
         self.data_group = groups.data
         self.data_ranks = dist.get_world_size(groups.data)
-        self.replica_group = groups.replica
+        self.replica_group, self.context_group = groups.replica, groups.context
         if config.zero.stage == 3:
             _lend_weights(model)
         # A pipeline brings its own. DeepSpeed keeps the last one for the whole process: an earlier engine's must not be left there.
@@ -91,12 +92,19 @@ class DeepSpeedEngine:
 
     def logits(self, ids: Tensor) -> Tensor:
         with torch.no_grad(), evaluation_mode(self.engine):
-            return self.engine(self._padded(ids))[:, : ids.shape[1]]
+            return self._whole(self.engine(self._share(ids)))[:, : ids.shape[1]]
 
-    def _padded(self, ids: Tensor) -> Tensor:
-        """[batch, seq] -> as long as a sliced sequence has to be; what comes after a token does not change its logits."""
-        missing = -ids.shape[1] % self.config.parallel.tensor if self.config.parallel.sequence else 0
-        return F.pad(ids, (0, missing))
+    def _share(self, ids: Tensor) -> Tensor:
+        """What this rank reads of ids [batch, seq], made as long as sliced sequences have to be: what comes after a token does
+        not change its logits."""
+        parallel = self.config.parallel
+        missing = -ids.shape[1] % (parallel.context * (parallel.tensor if parallel.sequence else 1))
+        padded = F.pad(ids, (0, missing))
+        return padded if self.context_group is None else collectives.own_slice(padded, self.context_group)
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """[batch, seq / context, vocab] -> [batch, seq, vocab], the padding included."""
+        return logits if self.context_group is None else collectives.whole_sequence(logits, self.context_group)
 
     def _finished(self, loss: float, norm: float, lr: float, scale: float) -> StepOut:
         """The end of a step on every rank: whether it was applied, and what that means for the counter and the gradients."""

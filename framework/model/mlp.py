@@ -21,8 +21,11 @@ class SwiGLU(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        gate, up = self.fork(hidden)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(self.activate(*self.fork(hidden)))
+
+    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """[..., ffn], twice -> [..., ffn]."""
+        return F.silu(gate) * up
 
 
 class GELU(nn.Module):
@@ -36,8 +39,11 @@ class GELU(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        (up,) = self.fork(hidden)
-        return self.down_proj(F.gelu(up, approximate="tanh"))
+        return self.down_proj(self.activate(*self.fork(hidden)))
+
+    def activate(self, up: Tensor) -> Tensor:
+        """[..., ffn] -> [..., ffn]."""
+        return F.gelu(up, approximate="tanh")
 
 
 def make_mlp(model: schema.Model) -> SwiGLU | GELU:

@@ -35,6 +35,14 @@ class Block(nn.Module):
         return hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
 
 
+class Positions(nn.Module):
+    """Where the tokens stand that this model is given: a place that a part of the sequence takes."""
+
+    def forward(self, length: int, device: torch.device) -> Tensor:
+        """[length], counted from 0."""
+        return torch.arange(length, device=device)
+
+
 class Transformer(nn.Module):
     """A causal language model after `model`. Its weights are torch's defaults until init.initialise fills them."""
 
@@ -43,6 +51,7 @@ class Transformer(nn.Module):
         self.settings = model
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
         self.embed_positions = nn.Embedding(model.max_positions, model.hidden_size) if model.position == "learned" else None
+        self.positions = Positions()
         self.dropout: nn.Module = nn.Dropout(model.dropout)
         self.layers = nn.ModuleList(Block(model) for _ in range(model.num_layers))
         self.final_norm = make_norm(model)
@@ -63,11 +72,10 @@ class Transformer(nn.Module):
         """Logits, or with `targets` the loss.
 
         `ids` [batch, seq] -> logits [batch, seq, vocab]; with `targets` [batch, seq] -> the sum of the tokens' cross
-        entropies (loss.token_loss_sum), an fp32 scalar. `positions`, [seq] or [batch, seq], count from 0 when left out.
+        entropies (loss.token_loss_sum), an fp32 scalar. `positions`, [seq] or [batch, seq], are those of `self.positions` when left out.
         """
-        if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device)
-        hidden, rotation = self.embed(ids, positions), self.rotation(positions)
+        places: Tensor = self.positions(ids.shape[1], ids.device) if positions is None else positions
+        hidden, rotation = self.embed(ids, places), self.rotation(places)
         for layer in self.layers:
             hidden = layer(hidden, rotation)
         return self.read_out(hidden, targets)
@@ -81,8 +89,13 @@ class Transformer(nn.Module):
 
     def read_out(self, hidden: Tensor, targets: Tensor | None) -> Tensor:
         """The residual stream [batch, seq, hidden] that leaves the last block -> logits, or the loss; see `forward`."""
-        (logits,) = self.fork(self.final_norm(hidden))
+        logits = self.head(hidden)
         return self.loss.whole(logits) if targets is None else self.loss(logits, targets)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """The residual stream that leaves the last block -> the logits that this rank has."""
+        (logits,) = self.fork(self.final_norm(hidden))
+        return logits
 
     def rotation(self, positions: Tensor) -> rope.Rotation | None:
         """What every block needs to know of the positions; None where they are learned."""

@@ -1,4 +1,5 @@
-"""The plain model, changed for its place on the grid, in the one fixed order: tensor, sequence, pipeline cut; then storage and values.
+"""The plain model, changed for its place on the grid, in the one fixed order: tensor, sequence, context, recompute, pipeline cut;
+then storage and values.
 
 Everything up to storage happens without memory (torch's meta device), so a rank only ever holds what it keeps.
 """
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 
 from framework.config.schema import Config
+from framework.model import recompute
 from framework.model.init import initialise
 from framework.model.transformer import Transformer, compile_blocks
-from framework.parallel import pipeline, sequence, tensor
+from framework.parallel import context, pipeline, sequence, tensor
 from framework.parallel.pipeline import Cut
 from framework.parallel.plan import plan
 from framework.topology.groups import Groups
@@ -32,6 +34,9 @@ def outline(config: Config, groups: Groups, streams: Streams, cut: Cut | None = 
             tensor.draw_apart(model, streams, split)
         if split is not None and split.sequence:
             sequence.slice_(model, split)
+        if groups.context is not None:
+            context.divide(model, groups.context)
+        recompute.apply(model, config.recompute, streams, whole=cut is None)
         if cut is not None:
             pipeline.keep(model, cut)
     return model

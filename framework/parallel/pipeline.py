@@ -1,7 +1,7 @@
 """Pipeline parallel: each stage has some blocks in a row; the first one also embeds, the last one also reads out.
 
-Nothing but the hidden state travels between stages (Huang et al. 2019): positions count from 0 everywhere, so each stage
-makes its own rotation. Tied embeddings are two copies, one on each end: both carry the embedding's name in `.logical`, the
+Nothing but the hidden state travels between stages (Huang et al. 2019): positions follow from its length, so each stage makes
+its own rotation. Tied embeddings are two copies, one on each end: both carry the embedding's name in `.logical`, the
 last stage's is not the primary one. DeepSpeed's PipelineModule is given one layer for each stage, which is cut by us.
 """
 
@@ -77,15 +77,12 @@ class Stage(nn.Module):
         """
         model = self.model
         length = received.shape[1] * (1 if self.cut.first else self.slices)
-        positions = torch.arange(length, device=received.device)
+        positions = model.positions(length, received.device)
         hidden = model.embed(received, positions) if self.cut.first else received
         rotation = model.rotation(positions)
         for index in self.cut.blocks:
             hidden = model.layers[index](hidden, rotation)
-        if not self.cut.last:
-            return hidden
-        (logits,) = model.fork(model.final_norm(hidden))
-        return logits
+        return model.head(hidden) if self.cut.last else hidden
 
 
 class WeightedLoss:

@@ -1,6 +1,7 @@
 """Collectives inside the forward and backward pass, each with its transpose as gradient (Shoeybi et al. 2019; Korthikanti et al. 2022).
 
-Written for activations [batch, seq, ...]; sums run in the type that comes in, slices are of the sequence (axis 1) and in rank order.
+Written for activations [batch, seq, ...] and heads [batch, seq, heads, width]; sums run in the type that comes in, slices are of the
+sequence (axis 1) and in rank order.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-SEQUENCE = 1
+SEQUENCE, HEADS = 1, 2
 
 
 class Pending:
@@ -75,6 +76,25 @@ class _ScatterSum(Function):
         return begin_gather(grads[0], ctx.group).wait(), None
 
 
+class _Exchange(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tensor:
+        ctx.group, ctx.cut, ctx.join = group, cut, join
+        return _exchange(value, group, cut, join)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(grads[0], ctx.group, ctx.join, ctx.cut), None, None, None
+
+
+def _exchange(value: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tensor:
+    """Each rank gives each rank its part of the axis `cut`, and joins what it is given along the axis `join`."""
+    parts = value.unflatten(cut, (dist.get_world_size(group), -1)).movedim(cut, 0).contiguous()
+    given = torch.empty_like(parts)
+    dist.all_to_all_single(given, parts, group=group)
+    return given.movedim(0, join).flatten(join, join + 1)
+
+
 def sum_over(value: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum over the group; every rank goes on alike, so the gradient is each rank's own."""
     return _Sum.apply(value, group)  # type: ignore[no-any-return]
@@ -83,3 +103,18 @@ def sum_over(value: Tensor, group: dist.ProcessGroup) -> Tensor:
 def scatter_sum_over(value: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's slice of the sum over the group; the gradient is gathered from all slices."""
     return _ScatterSum.apply(value, group)  # type: ignore[no-any-return]
+
+
+def heads_for_sequence(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All heads of a slice, [batch, seq / ranks, heads, width] -> some heads of the sequence, [batch, seq, heads / ranks, width]."""
+    return _Exchange.apply(value, group, HEADS, SEQUENCE)  # type: ignore[no-any-return]
+
+
+def sequence_for_heads(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The inverse of `heads_for_sequence`."""
+    return _Exchange.apply(value, group, SEQUENCE, HEADS)  # type: ignore[no-any-return]
+
+
+def whole_sequence(slice_: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[batch, seq / ranks, ...] -> [batch, seq, ...] on every rank. For evaluation: it has no gradient."""
+    return begin_gather(slice_.detach(), group).wait()

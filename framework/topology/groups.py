@@ -26,8 +26,8 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 class Groups:
     """This rank's place and its groups.
 
-    `data` is the group over data x context, which averages gradients; `tensor` shares each matrix; `replica`, tensor x
-    pipeline, holds one copy of the model together. `control` spans all ranks and always runs on the host (gloo), so that
+    `data` is the group over data x context, which averages gradients; `tensor` shares each matrix, `context` each sequence, and
+    `replica`, tensor x pipeline, one copy of the model. `control` spans all ranks and always runs on the host (gloo), so that
     ranks can agree on a number without waiting for an accelerator. None stands for a group of one (of `data` only where
     there is no process group at all).
     """
@@ -38,6 +38,7 @@ class Groups:
     control: dist.ProcessGroup | None = None
     tensor: dist.ProcessGroup | None = None
     replica: dist.ProcessGroup | None = None
+    context: dist.ProcessGroup | None = None
 
     def agree(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum of `values` over all ranks, on the host."""
@@ -113,7 +114,8 @@ def make_groups(grid: Grid, rank: int, timeout_s: float) -> Groups:
     control: Any = _world() if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=wait)
     tensor = own("tensor") if grid.tensor > 1 else None
     replica = own("tensor", "pipeline") if grid.tensor * grid.pipeline > 1 else None
-    return Groups(rank, place, data, control, tensor, replica)
+    context = own("context") if grid.context > 1 else None
+    return Groups(rank, place, data, control, tensor, replica, context)
 
 
 def _world() -> Any:

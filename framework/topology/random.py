@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,6 +67,29 @@ class Streams:
         finally:
             self.states[name] = self._device.get_rng_state()
             self._device.set_rng_state(before)
+
+    def twice(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Two blocks that draw the same numbers from the named streams: a computation, and the same one again later.
+
+        The second leaves the streams where they were before it. The default stream is the caller's business.
+        """
+        before: dict[str, Tensor] = {}
+
+        @contextmanager
+        def first() -> Iterator[None]:
+            before.update(self.states)
+            yield
+
+        @contextmanager
+        def second() -> Iterator[None]:
+            now = dict(self.states)
+            self.states.update(before)
+            try:
+                yield
+            finally:
+                self.states.update(now)
+
+        return first(), second()
 
 
 class Device(Protocol):

@@ -32,7 +32,7 @@ from framework.parallel.pipeline import Cut, assemble
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training
-from framework.trainer import folder, resume
+from framework.trainer import folder, recomputing, resume
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
 from framework.trainer.records import Records
@@ -47,7 +47,6 @@ def build(config: Config, process: Process, log: Log) -> Run:
 
     Raises DataError, ConfigError or StartError, as far as possible before any process group starts.
     """
-    refuse_unbuilt(config)
     torch.set_num_threads(config.launch.threads or default_threads(process.ranks_per_host))
     corpora = open_corpora(config.data, config.model.vocab_size, config.seed)
     writer = Writer() if config.checkpoint.mode == "async" else None  # before anything touches an accelerator
@@ -90,13 +89,6 @@ def finished(config: Config, process: Process) -> bool:
     return done
 
 
-def refuse_unbuilt(config: Config) -> None:
-    """Degrees that check.py allows and no engine offers yet: refused, never ignored."""
-    degree = config.parallel.context
-    if degree > 1:
-        raise ConfigError("parallel.context", degree, "1: this axis can be planned, not yet trained", "parallel.context=1")
-
-
 def make_grid(config: Config, ranks: int) -> Grid:
     """The grid of a config that has passed check() on `ranks` processes."""
     parallel = config.parallel
@@ -122,6 +114,7 @@ def _claim_together(config: Config, groups: Groups) -> Path:
 
 def _engine(config: Config, groups: Groups, grid: Grid, streams: Streams) -> DeepSpeedEngine | PlainEngine:
     device = torch.device(accelerator().current_device_name())
+    config = recomputing.resolve(config, groups, streams, device)
     if config.engine == "plain":
         return PlainEngine(make_model(config, groups, streams, device, lambda module: None), config)
     settings = deepspeed_config(config, grid.data * grid.context, accumulation_steps(config, grid))
@@ -150,6 +143,8 @@ def _stream_settings(config: Config, groups: Groups, grid: Grid, process: Proces
         workers=default_workers(cores, process.ranks_per_host) if workers is None else workers,
         prefetch=config.data.prefetch,
         vocab_size=config.model.vocab_size,
+        context_rank=groups.place.context,
+        context_size=grid.context,
     )
 
 
@@ -180,6 +175,8 @@ def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings,
         hooks.append(_evaluation(run, corpora, settings, records.sinks))
     if config.monitor.sample_tokens > 0:
         hooks.append(ClosingText(records.console))
+    if config.recompute.granularity == "auto":
+        records.resolve(recomputing.RESOLVED, list(run.engine.config.recompute.modules))
     if isinstance(run.engine, PipelinedEngine):
         hooks.append(StageTimes(run.engine, groups, records.event))
         if config.parallel.partition == "measured":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,6 +13,7 @@ from framework.config.compose import build, to_dict
 from framework.config.identity import changes, refuse_changes
 from framework.config.schema import Config
 from framework.monitor.runfile import RunFile
+from framework.topology.groups import Groups
 from framework.trainer import memory_tier
 
 
@@ -57,3 +59,8 @@ def claim(config: Config) -> Path:
 def read_config(path: Path) -> Config:
     """The Config that a run folder's config.yaml holds."""
     return build(Config, yaml.safe_load(path.read_text()))
+
+
+def resolved(config: Config, groups: Groups, key: str) -> Any:
+    """What an earlier start of the run has chosen for an `auto`, the same on every rank; None if it has not."""
+    return groups.gather(RunFile(run_folder(config) / "run.json").resolved.get(key) if groups.rank == 0 else None)[0]

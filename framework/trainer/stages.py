@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +10,11 @@ import torch
 from framework.config.schema import Config
 from framework.engine.instructions import bubble, idle_share, replay
 from framework.engine.pipelined import PipelinedEngine
-from framework.monitor.runfile import RunFile
 from framework.parallel.partition import Bounds, costs, cut, joined
-from framework.parallel.probe import measure
+from framework.parallel.probe import Probe, plain_block
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups
+from framework.trainer.folder import resolved
 from framework.trainer.run import Quiet, Run, Turn
 
 RESOLVED = "parallel.partition"
@@ -28,16 +27,11 @@ def make_bounds(config: Config, groups: Groups, grid: Grid, device: torch.device
     method = config.parallel.partition
     if method != "measured":
         return tuple(cut(costs(config.model, method), grid.pipeline))
-    kept = groups.gather(_kept(config) if groups.rank == 0 else None)[0]
+    kept = resolved(config, groups, RESOLVED)
     if kept is not None and len(kept) == grid.pipeline and kept[-1][1] == config.model.num_layers:
-        return kept
-    times = groups.gather(measure(config, device))[0]  # of the first rank, so that all cut alike
+        return tuple((start, stop) for start, stop in kept)
+    times = groups.gather(Probe(config, plain_block(config, device)).times())[0]  # of the first rank, so that all cut alike
     return tuple(cut(joined(times.embedding, [times.block] * config.model.num_layers, times.head), grid.pipeline))
-
-
-def _kept(config: Config) -> Bounds | None:
-    found = RunFile(Path(config.run_dir) / "run.json").resolved.get(RESOLVED)
-    return None if found is None else tuple((start, stop) for start, stop in found)
 
 
 class StageTimes(Quiet):

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
+from framework.model.recompute import Region
 from framework.monitor.sinks import Wandb
 from framework.topology.random import stream_seed
 from framework.trainer.hooks import Evaluation
@@ -56,6 +57,10 @@ STARTS = {
     "kept": Start(["steps=6", "eval.every=1", "optimizer.lr=0"]),
     "memory": Start(["checkpoint=sync", "steps=5", "checkpoint.every=4", "verify.hash_every=3"]),
     "busy": Start(["checkpoint=async", "steps=4", "checkpoint.every=1"]),
+    "recomputed": Start(["model.num_layers=4"]),
+    "selective": Start(["recompute.granularity=selective"]),
+    "probed": Start(["recompute=auto"]),
+    "choosy": Start(["recompute=auto"]),
     "auto": Start(["checkpoint=sync", "checkpoint.every=auto", "steps=11"]),
 }
 
@@ -155,6 +160,16 @@ def held_out(seen: Seen) -> Any:
     return seen.hook(Evaluation).batches().gi_frame.f_locals["corpus"]
 
 
+def regions(seen: Seen) -> list[str]:
+    """Names of the modules that are computed again."""
+    return [name for name, module in seen.model.named_modules() if isinstance(vars(module).get("forward"), Region)]
+
+
+def chosen(seen: Seen) -> list[str]:
+    """The kinds that auto has chosen."""
+    return json.loads((seen.run.folder / "run.json").read_text())["resolved"]["recompute.modules"]
+
+
 def wait_s(group: Any) -> float:
     return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
@@ -219,6 +234,12 @@ TABLE: dict[str, Leaf] = {
     "zero.max_live_parameters": Leaf(33333, "gpt2", lambda s: s.zero.parameter_offload._max_available_parameters_in_numel),
     "zero.max_reuse_distance": Leaf(444, "gpt2", lambda s: s.zero.parameter_offload._max_reuse_distance_in_numel),
     "parallel.data": Leaf(1, "llama", lambda s: dist.get_world_size(s.run.engine.data_group)),
+    "recompute.granularity": Leaf("full", "recomputed", lambda s: "full" if "layers.0" in regions(s) else "none"),
+    "recompute.every": Leaf(3, "recomputed", lambda s: int(regions(s)[1].removeprefix("layers."))),
+    "recompute.modules": Leaf(["layers.0.mlp_norm"], "selective", regions),
+    "recompute.offload": Leaf(True, "recomputed", lambda s: s.model.layers[0].forward.offload),
+    "recompute.max_extra_time": Leaf(1000, "probed", lambda s: 1000 if {"attention", "mlp"} <= {*chosen(s)} else 0.1),
+    "recompute.min_share": Leaf(1.0, "choosy", lambda s: 0.15 if chosen(s) else 1.0),
     "optimizer.name": Leaf("sgd", "gpt2", lambda s: type(s.zero.optimizer).__name__.lower()),
     "optimizer.lr": Leaf(0.004, "llama", lambda s: max(s.rates)),
     "optimizer.weight_decay": Leaf(0.03, "llama", lambda s: s.group["weight_decay"]),

@@ -21,7 +21,6 @@ from framework.config.check import value_at
 from framework.config.compose import ROOT, compose, leaves
 from framework.data.tokens import write_tokens
 from framework.launch.environment import Process
-from framework.trainer.build import refuse_unbuilt
 from tests.cases.settings import STAGE_0, STARTS, TABLE, live
 from tests.ranks import launch, run_ranks
 from tests.starts import assert_one_letter, start
@@ -110,26 +109,28 @@ def test_so_does_the_deepspeed_launcher(tmp_path: Path) -> None:
 
 LEAVES = {key: (kind, spec) for key, kind, spec in leaves()}
 ONE_CHOICE = {key for key, (kind, _) in LEAVES.items() if get_origin(kind) is Literal and len(get_args(kind)) == 1}
-REFUSED = {"parallel.context"}
-"""Degrees that can be planned and not yet trained: a value that is not the default is refused, which is no silence."""
-ON_TWO_RANKS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "parallel.tensor": (2, lambda model: dist.get_world_size(model.layers[0].mlp.down_proj.split.group)),
-    "parallel.sequence": (True, lambda model: model.layers[0].mlp.down_proj.split.sequence),
+ON_TWO_RANKS: dict[str, dict[str, tuple[Any, Callable[[Any], Any]]]] = {
+    "tensor": {
+        "parallel.tensor": (2, lambda model: dist.get_world_size(model.layers[0].mlp.down_proj.split.group)),
+        "parallel.sequence": (True, lambda model: model.layers[0].mlp.down_proj.split.sequence),
+    },
+    "pipeline": {
+        "parallel.pipeline": (2, lambda module: module.num_stages),
+        # By parameters the positions alone would outweigh three blocks.
+        "parallel.partition": ("uniform", lambda module: {((0, 2), (2, 4)): "uniform"}.get(module.forward_funcs[0].cut.bounds)),
+    },
+    "context": {
+        "parallel.context": (2, lambda model: dist.get_world_size(model.layers[0].attention.core.group)),
+    },
 }
-"""Settings that one process cannot have: the value, and how it is found in the live model."""
-ON_TWO_STAGES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "parallel.pipeline": (2, lambda module: module.num_stages),
-    # By parameters the positions alone would outweigh three blocks.
-    "parallel.partition": ("uniform", lambda module: {((0, 2), (2, 4)): "uniform"}.get(module.forward_funcs[0].cut.bounds)),
-}
-"""The same on two stages; the words are for four blocks and learned positions."""
+"""Settings that one process cannot have, by axis: the value, and how it is found in the live model of four blocks and learned positions."""
 OTHER_PROGRAMS = {"verify.steps": "verify", "verify.matrix": "verify", "launch.num_procs": "verify"}
 OTHER_PROGRAMS |= {"run": "convert", "convert.out": "convert", "convert.dtype": "convert"}
 """Settings that their own meaning gives to another program, with its name; tested where it is."""
 
 
 def test_every_leaf_of_the_schema_is_in_the_table() -> None:
-    assert set(LEAVES) == set(TABLE) | ONE_CHOICE | REFUSED | set(OTHER_PROGRAMS) | set(ON_TWO_RANKS) | set(ON_TWO_STAGES)
+    assert set(LEAVES) == set(TABLE) | ONE_CHOICE | set(OTHER_PROGRAMS) | set().union(*ON_TWO_RANKS.values())
     for key, program in OTHER_PROGRAMS.items():
         assert key.startswith(f"{program}.") or program in LEAVES[key][1].metadata["doc"]
 
@@ -142,30 +143,22 @@ def test_no_value_in_the_table_is_what_the_run_would_have_anyway() -> None:
                 assert leaf.value not in (LEAVES[key][1].default, value_at(without, key)), key
 
 
-@pytest.mark.parametrize("key", sorted(REFUSED))
-def test_what_no_engine_offers_yet_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        refuse_unbuilt(compose([f"{key}=2"]))
-    assert caught.value.subject == key
-
-
-def live_model(rank: int, ranks: int, words: list[str], staged: bool, cwd: str) -> dict[str, Any]:
+def live_model(rank: int, ranks: int, words: list[str], axis: str, cwd: str) -> dict[str, Any]:
     os.chdir(cwd)
     from framework.base.log import Log
     from framework.trainer.build import build
 
     run = build(compose(words), Process(rank, rank, ranks, ranks), Log())
     run.feed.close()
-    return {key: read(run.engine.engine.module) for key, (_, read) in (ON_TWO_STAGES if staged else ON_TWO_RANKS).items()}  # type: ignore[union-attr]
+    return {key: read(run.engine.engine.module) for key, (_, read) in ON_TWO_RANKS[axis].items()}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_values_that_need_two_ranks_reach_them(staged: bool, tmp_path: Path) -> None:
-    settings = ON_TWO_STAGES if staged else ON_TWO_RANKS
-    words = [*STAGE_0, *(f"{key}={value}" for key, (value, _) in settings.items())]
-    words += ["model.num_layers=4", "model.position=learned"] if staged else []
-    for found in run_ranks(live_model, 2, words, staged, str(tmp_path)):
-        assert found == {key: value for key, (value, _) in settings.items()}
+@pytest.mark.parametrize("axis", ON_TWO_RANKS)
+def test_values_that_need_two_ranks_reach_them(axis: str, tmp_path: Path) -> None:
+    wanted = {key: value for key, (value, _) in ON_TWO_RANKS[axis].items()}
+    words = [*STAGE_0, *(f"{key}={value}" for key, value in wanted.items()), "model.num_layers=4", "model.position=learned"]
+    for found in run_ranks(live_model, 2, words, axis, str(tmp_path)):
+        assert found == wanted
 
 
 @pytest.mark.parametrize("name", STARTS)

@@ -51,6 +51,7 @@ OFFENDERS: dict[str, Offender] = {
     "schedule_length": Offender([*WSD, "schedule.warmup_steps=6", "schedule.decay_steps=5"], ["schedule.decay_steps=4"]),
     "wsd_decay": Offender(["schedule.decay_steps=5"], ["schedule=wsd", "schedule.decay_steps=5"]),
     "plain_engine": Offender(["engine=plain", "zero=stage1"], ["engine=deepspeed"]),
+    "recompute_words": Offender(["recompute.every=2"], ["recompute.granularity=full"]),
     "save_every": Offender(["checkpoint.every=-1"], ["checkpoint.every=auto"]),
     "save_memory": Offender(["checkpoint.memory_every=5"], ["checkpoint.memory_every=0"], ranks=2, host=1),
     "sample_text": Offender(["monitor.sample_tokens=5", "data=synthetic"], ["monitor.sample_tokens=0"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from framework.checkpoint.shards import Logical
 from framework.config.schema import Batch, Config, Model, Optimizer, Parallel, Schedule
+from framework.data.stream import MicroBatch
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.pipelined import PipelinedEngine
 from framework.engine.sharded import DeepSpeedEngine, settler
 from framework.parallel.apply import make_model
 from framework.parallel.partition import costs, cut
 from framework.parallel.pipeline import Cut, assemble
-from framework.topology.grid import Grid
+from framework.topology.grid import Grid, Place
 from framework.topology.groups import accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training
 from tests.engine import tiny
@@ -31,24 +32,34 @@ SAMPLES, SEQUENCE = 8, 8
 
 @dataclass(frozen=True)
 class Spread:
-    """(data, tensor) ranks of each of `pipeline` stages, with or without sequence parallel."""
+    """(data, tensor, context) ranks of each of `pipeline` stages, with or without sequence parallel."""
 
     data: int
     tensor: int
     sequence: bool = False
     pipeline: int = 1
+    context: int = 1
 
     def __str__(self) -> str:
-        return f"{self.data}x{self.tensor}{'s' if self.sequence else ''}x{self.pipeline}"
+        return f"{self.data}x{self.tensor}{'s' if self.sequence else ''}x{self.pipeline}x{self.context}"
 
     @property
     def grid(self) -> Grid:
-        return Grid(data=self.data, tensor=self.tensor, pipeline=self.pipeline)
+        return Grid(data=self.data, tensor=self.tensor, pipeline=self.pipeline, context=self.context)
 
     @property
     def layout(self) -> tiny.Layout:
         """The samples' share of a data rank: micro-batches of two."""
         return tiny.Layout(self.data, SAMPLES // (2 * self.data), 2)
+
+    def sliced(self, share: Iterable[MicroBatch], place: Place) -> list[MicroBatch]:
+        """Of whole sequences what one context rank reads."""
+        own = lambda whole: whole.chunk(self.context, dim=1)[place.context]  # noqa: E731
+        return [MicroBatch(own(micro.ids), own(micro.targets), micro.indices) for micro in share]
+
+    def share(self, batch: Sequence[tuple[Tensor, Tensor]], place: Place) -> list[MicroBatch]:
+        """What the rank at `place` reads of a global batch."""
+        return self.sliced(self.layout.share(batch, place.data), place)
 
     def config(self, form: Form, model: Model, optimizer: Optimizer, clip: float = 0.0) -> Config:
         return Config(
@@ -59,17 +70,21 @@ class Spread:
             precision=tiny.precision_of(form.precision),
             zero=tiny.zero_of(form.stage, form.offload),
             batch=Batch(SAMPLES, 2),
-            parallel=Parallel(tensor=self.tensor, sequence=self.sequence, pipeline=self.pipeline),
+            parallel=Parallel(tensor=self.tensor, sequence=self.sequence, pipeline=self.pipeline, context=self.context),
             seed=1,
         )
 
 
-def engine_of(config: Config, spread: Spread, rank: int) -> DeepSpeedEngine:
+def streams_of(spread: Spread) -> Streams:
+    return Streams(accelerator(), [APART] if spread.tensor > 1 else [])
+
+
+def engine_of(config: Config, spread: Spread, rank: int, streams: Streams | None = None) -> DeepSpeedEngine:
     """An engine on this rank, made as trainer/build.py makes it; biases are those of tiny.transformer."""
     connect(60.0, shm_comm=False)
     groups = make_groups(spread.grid, rank, 60.0)
-    streams = Streams(accelerator(), [APART] if spread.tensor > 1 else [])
-    settings = deepspeed_config(config, spread.data, spread.layout.accumulation)
+    streams = streams_of(spread) if streams is None else streams
+    settings = deepspeed_config(config, spread.data * spread.context, spread.layout.accumulation)
     settle, plain = settler(config, settings, groups), dict(tiny.transformer(config.model).named_parameters())
 
     def with_biases(module: nn.Module) -> None:

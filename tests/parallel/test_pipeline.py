@@ -13,6 +13,7 @@ from framework.config.schema import Config, Model, Optimizer
 from framework.data.stream import MicroBatch
 from framework.engine.engine import PlainEngine, StepOut, trained_tokens
 from framework.engine.sharded import DeepSpeedEngine
+from framework.topology.grid import Place
 from tests.engine import tiny
 from tests.engine.tiny import Form
 from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of, whole
@@ -63,7 +64,7 @@ def batch(step: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def shortened(share: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """Micro-batch n of the global batch without its last 2n tokens (two tensor ranks may have to divide what is left)."""
+    """Micro-batch n of the global batch without its last 2n tokens (two tensor or context ranks may have to divide what is left)."""
     lengths = [SEQUENCE - 2 * int(micro.indices[0]) // len(micro.indices) for micro in share]
     return [MicroBatch(m.ids[:, :length], m.targets[:, :length], m.indices) for m, length in zip(share, lengths, strict=True)]
 
@@ -80,8 +81,10 @@ def walk(engine: Engine, share: Share) -> Walk:
     return Walk(initial, masters(engine), steps, copies)
 
 
-def watch(make: Callable[[Config], Engine], configs: Sequence[Config], share: Share) -> Seen:
+def watch(make: Callable[[Config], Engine], configs: Sequence[Config], stages: Stages, place: Place) -> Seen:
     """The whole programme; `configs` are of SGD and AdamW."""
+    share = lambda step: stages.share(batch(step), place)  # noqa: E731
+    short = lambda step: stages.sliced(shortened(stages.layout.share(batch(step), place.data)), place)  # noqa: E731
     sgd = walk(make(configs[0]), share)
     engine = make(configs[1])
     adam = walk(engine, share)
@@ -90,24 +93,24 @@ def watch(make: Callable[[Config], Engine], configs: Sequence[Config], share: Sh
     module = engine.model if isinstance(engine, PlainEngine) else engine.engine.module
     kept = {part.training for part in module.modules()} == {True} and torch.equal(before, torch.get_rng_state())
     tokens = trained_tokens(shortened(ALONE.layout.share(batch(STEPS), 0)))
-    uneven = engine.evaluate(shortened(share(0))), engine.step(shortened(share(STEPS)), tokens)
+    uneven = engine.evaluate(short(0)), engine.step(short(STEPS), tokens)
     return Seen(sgd, adam, logits, evaluated, (*uneven, engine.step(share(6), tiny.tokens_of(batch(6)))), kept)
 
 
 def prove(rank: int, ranks: int, model: Model, stages: Stages, stage: int) -> Seen:
     place, form = stages.grid.place(rank), Form("fp32", stage)
     configs = stages.config(form, model, SLOW_SGD), stages.config(form, model, ADAMW, clip=0.5)
-    return watch(lambda config: engine_of(config, stages, rank), configs, lambda step: stages.layout.share(batch(step), place.data))
+    return watch(lambda config: engine_of(config, stages, rank), configs, stages, place)
 
 
 def alone(model: Model) -> Seen:
     form = Form("fp32", 0)
     configs = ALONE.config(form, model, SLOW_SGD), ALONE.config(form, model, ADAMW, clip=0.5)
-    return watch(plain_of, configs, lambda step: ALONE.layout.share(batch(step), 0))
+    return watch(plain_of, configs, ALONE, ALONE.grid.place(0))
 
 
-GRIDS = [Stages(1, 1), Stages(2, 1), Stages(1, 1, pipeline=4), Stages(1, 2), Stages(1, 2, True)]
-FAST = [("llama", Stages(1, 1), 0), ("gpt2-tied", Stages(1, 1), 1), ("gpt2", Stages(1, 1), 0)]
+GRIDS = [Stages(1, 1), Stages(2, 1), Stages(1, 1, pipeline=4), Stages(1, 2), Stages(1, 2, True), Stages(1, 1, context=2)]
+FAST = [("llama", Stages(1, 1), 0), ("gpt2-tied", Stages(1, 1), 1), ("gpt2", Stages(1, 1), 0), ("gpt2-tied", Stages(1, 1, context=2), 1)]
 ALL = [(name, stages, stage) for name in MODELS for stages in GRIDS for stage in (0, 1)]
 
 

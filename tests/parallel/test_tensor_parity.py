@@ -1,4 +1,4 @@
-"""Tensor and sequence parallel change where things are, not what they are: every grid against PlainEngine on one process, fp32."""
+"""Tensor, sequence and context parallel change where things are, not what they are: every grid against PlainEngine on one process, fp32."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def walk(engine: Any, share: Any) -> Walk:
 
 def prove(rank: int, ranks: int, model: Model, spread: Spread, stage: int) -> Proof:
     place = spread.grid.place(rank)
-    share = lambda batch: spread.layout.share(batch, place.data)  # noqa: E731
+    share = lambda batch: spread.share(batch, place)  # noqa: E731
     form = Form("fp32", stage)
     sgd = walk(engine_of(spread.config(form, model, SLOW_SGD), spread, rank), share)
     engine = engine_of(spread.config(form, model, ADAMW, clip=0.5), spread, rank)
@@ -93,9 +93,13 @@ def alone(model: Model) -> Alone:
     return Alone(**made, logits=engine.logits(odd_ids()), evaluated=engine.evaluate(one.layout.share(batches()[0], 0)))
 
 
-SPREADS = [Spread(2, 2), Spread(2, 2, True), Spread(1, 4), Spread(1, 4, True), Spread(1, 2), Spread(1, 2, True), Spread(4, 1)]
+IN_CONTEXT = [Spread(2, 1, context=2), Spread(1, 2, context=2), Spread(1, 2, True, context=2)]
+IN_CONTEXT += [Spread(1, 1, context=4), Spread(1, 1, context=2)]
+SPREADS = [*IN_CONTEXT, Spread(2, 2), Spread(2, 2, True), Spread(1, 4), Spread(1, 4, True), Spread(1, 2), Spread(1, 2, True), Spread(4, 1)]
 FAST = [("llama", Spread(1, 2), 0), ("gpt2-tied", Spread(1, 2, True), 1)]
 FAST += [("llama-grouped-untied", Spread(1, 2, True), 3), ("gpt2", Spread(1, 2), 2)]
+FAST += [("gpt2", Spread(1, 1, context=2), 0), ("llama-grouped-untied", Spread(1, 1, context=4), 3)]
+FAST += [("llama", Spread(1, 2, True, context=2), 1)]
 ALL = [(name, spread, stage) for name in MODELS for spread in SPREADS for stage in tiny.STAGES]
 ALL = [row for row in ALL if MODELS[row[0]].kv_heads % row[1].tensor == 0]
 
@@ -154,10 +158,10 @@ def test_logits_and_evaluation_are_plains(pair: tuple[list[Proof], Alone]) -> No
 def with_dropout(rank: int, ranks: int, spread: Spread, precision: str, stage: int) -> Walk:
     model = replace(GPT2, dropout=0.2)
     engine = engine_of(spread.config(Form(precision, stage), model, SLOW_SGD), spread, rank)
-    return walk(engine, lambda batch: spread.layout.share(batch, 0))
+    return walk(engine, lambda batch: spread.share(batch, spread.grid.place(rank)))
 
 
-@pytest.mark.parametrize("spread", [Spread(1, 2), Spread(1, 2, True)], ids=str)
+@pytest.mark.parametrize("spread", [Spread(1, 2), Spread(1, 2, True), Spread(1, 1, context=2)], ids=str)
 @pytest.mark.parametrize(("precision", "stage"), [("fp32", 1), ("bf16", 1), ("bf16_autocast", 0), ("fp16", 2)])
 def test_what_ranks_hold_alike_stays_alike_under_dropout_and_half_precision(spread: Spread, precision: str, stage: int) -> None:
     walks = run_ranks(with_dropout, 2, spread, precision, stage, env=tiny.ONE_THREAD, timeout=120)
@@ -174,10 +178,10 @@ HALF_LOSS = {"bf16": 2e-2, "bf16_autocast": 2e-2, "fp16": 2e-3}
 def half(rank: int, ranks: int, spread: Spread, precision: str) -> list[StepOut]:
     stage = 0 if precision.endswith("autocast") else 1
     engine = engine_of(spread.config(Form(precision, stage), LLAMA, ADAMW, clip=0.5), spread, rank)
-    return [engine.step(spread.layout.share(batch, 0), tiny.tokens_of(batch)) for batch in batches()]
+    return [engine.step(spread.share(batch, spread.grid.place(rank)), tiny.tokens_of(batch)) for batch in batches()]
 
 
-@pytest.mark.parametrize("spread", [Spread(1, 2), Spread(1, 2, True)], ids=str)
+@pytest.mark.parametrize("spread", [Spread(1, 2), Spread(1, 2, True), Spread(1, 1, context=2)], ids=str)
 @pytest.mark.parametrize("precision", list(HALF_LOSS))
 def test_half_precision_stays_near_plain_fp32(spread: Spread, precision: str) -> None:
     plain = alone(LLAMA)
