@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from framework.checkpoint.direct import DirectFile
 from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.manifest import MANIFEST, File, Manifest, step_name
 
@@ -87,9 +88,10 @@ class LocalAttempt:
         self._mark(rank).unlink(missing_ok=True)
 
     def create(self, name: str) -> BinaryIO:
-        return cast(BinaryIO, open(self.folder / name, "wb", buffering=0))
+        return cast(BinaryIO, DirectFile(self.folder / name))
 
     def flush(self, file: BinaryIO) -> None:
+        file.flush()
         os.fsync(file.fileno())
 
     def put(self, name: str, content: bytes) -> None:
