@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
+from framework.base.errors import Stopped
 from framework.launch.entry import Entry, run_entry
+
+AGAIN = "the same command again, to go on"
 
 
 def train(entry: Entry) -> None:
@@ -18,11 +23,25 @@ def train(entry: Entry) -> None:
         from framework.trainer.loop import train as drive
     if finished(entry.config, entry.process):
         return
-    drive(build(entry.config, entry.process, entry.log))
+    run = build(entry.config, entry.process, entry.log)
+    if drive(run) == "stopped":
+        raise Stopped(entry.config.run_dir, f"stopped after step {run.position.step} of {entry.config.steps}, as asked", write=AGAIN)
+
+
+def sweep(words: Sequence[str], extra: Path | None) -> int:
+    """Each job of `-m` as a launch of its own."""
+    from rich.console import Console
+
+    from framework.launch.hydra_plugin import multirun
+    from framework.studies.sweep import Sweep
+
+    with Sweep(Console(highlight=False), extra) as jobs:
+        multirun(words, jobs.run)
+        return jobs.close()
 
 
 def main() -> int:
-    return run_entry(sys.argv[1:], train)
+    return run_entry(sys.argv[1:], train, sweep=sweep)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from framework.model.transformer import Transformer
 from framework.trainer.build import accumulation_steps, make_grid
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-SHIPPED = {"tiny", "kjv", "gpt2_124m", "llama_1b", "llama_8b", "llama2_70b"}
+SHIPPED = {"tiny", "kjv", "gpt2_124m", "llama_1b", "llama_8b", "llama_8b_128k", "llama2_70b"}
 HEADER = ("Goal", "Hardware", "Ranks", "Command", "Expected", "Date")
 
 

@@ -57,5 +57,11 @@ class StartError(FrameworkError):
     exit_code = EXIT_REFUSED
 
 
+class Stopped(FrameworkError):
+    """A run has stopped because it was asked to; a later start goes on."""
+
+    exit_code = EXIT_STOPPED
+
+
 class RunError(FrameworkError):
     """Something outside this process broke a run under way: a lost rank, a full disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,7 @@ class Buffers:
         self.stream: torch.Stream | None = None
         self.thread = ThreadPoolExecutor(1, "checkpoint-copy")  # starts with its first copy
         self.finish: Callable[[], object] | None = None
+        self.copy_s = 0.0  # the processor's seconds of the last copy
         self.sources: list[Tensor] = []  # kept until the copy is complete: freed memory would be given to others at once
 
     def copy(self, state: State, files: Sequence[FilePlan]) -> None:
@@ -65,8 +67,10 @@ class Buffers:
             self.finish, self.sources = None, []
 
     def _copy(self, shards: list[Shard], tensors: list[Tensor]) -> None:
+        begun = time.thread_time()
         for view, shard, tensor in zip(self.views, shards, tensors, strict=True):
             view.copy_(pack(shard, tensor), non_blocking=True)
+        self.copy_s = time.thread_time() - begun
 
     def prepare(self, shards: list[Shard], files: Sequence[FilePlan]) -> None:
         """Have the memory ready, so that the first copy takes no longer than the others. Raises as `copy` does."""

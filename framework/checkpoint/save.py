@@ -58,11 +58,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended: bytes that this rank wrote, seconds without the wait for other ranks, and the parts of its error, if it met one."""
+    """How a job ended: bytes that this rank wrote, seconds without the wait for other ranks (and of those the processor's), and the
+    parts of its error, if it met one."""
 
     step: int
     nbytes: int = 0
     write_s: float = 0.0
+    cpu_s: float = 0.0
     error: tuple[Any, ...] = ()
 
 
@@ -71,7 +73,7 @@ def write_part(job: Job, source: Source) -> Result:
 
     Raises SaveError where the disk refuses; what was written is then removed.
     """
-    begun = time.monotonic()
+    begun, cpu_begun = time.monotonic(), time.process_time()
     attempt = open_attempt(job.root, job.step, job.attempt)
     try:
         attempt.begin(job.rank)
@@ -87,7 +89,7 @@ def write_part(job: Job, source: Source) -> Result:
         _give_up(attempt, job, error)
         expected = f"room for {sum(plan.nbytes for plan in job.files)} bytes, and the right to write"
         raise SaveError(job.subject, f"rank {job.rank}: {said(error)}", expected) from error
-    return Result(job.step, nbytes, time.monotonic() - begun)
+    return Result(job.step, nbytes, time.monotonic() - begun, time.process_time() - cpu_begun)
 
 
 def commit(job: Job, is_orphan: Callable[[], bool] = lambda: False) -> None:

@@ -69,7 +69,8 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "checkpoint.memory_every": (0, None), "checkpoint.mtbf_hours": (0.001, None), "checkpoint.keep_last": (0, None),
     "checkpoint.keep_every": (0, None), "checkpoint.keep_best": (0, None), "verify.hash_every": (0, None), "verify.steps": (2, None),
     "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.num_procs": (1, None),
-    "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
+    "limits.wall_time": (0, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
+    "launch.parallel_jobs": (1, None), "launch.job_limit": (0, None),
 }  # fmt: skip
 
 
@@ -95,9 +96,9 @@ def check(config: Config, ranks: int, ranks_per_host: int) -> None:
 
 
 def name(case: Case) -> Offence | None:
-    """the name is one folder below output_root: letters, digits, dot, dash, underscore"""
+    """the name is one folder below output_root: letters, digits, and . - _ = , +"""
     given = case.config.name
-    if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", given):
+    if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._=,+-]*", given):
         return None
     return Offence("name", repr(given), "name=run")
 
@@ -302,6 +303,13 @@ def recompute_words(case: Case) -> Offence | None:
     return None
 
 
+def objective(case: Case) -> Offence | None:
+    """launch.objective=eval.loss needs an evaluation"""
+    if case.config.launch.objective != "eval.loss" or case.config.eval.every >= 0:
+        return None
+    return Offence("launch.objective", f"eval.loss with eval.every {case.config.eval.every}", "launch.objective=train.loss")
+
+
 def save_every(case: Case) -> Offence | None:
     """checkpoint.every is a number of steps, 0 or more, or auto"""
     every = case.config.checkpoint.every
@@ -330,5 +338,5 @@ def sample_text(case: Case) -> Offence | None:
 RULES: tuple[Callable[[Case], Offence | None], ...] = (
     name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler, offload_stage,
     pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
-    schedule_length, wsd_decay, plain_engine, recompute_words, save_every, save_memory, sample_text,
+    schedule_length, wsd_decay, plain_engine, recompute_words, objective, save_every, save_memory, sample_text,
 )  # fmt: skip

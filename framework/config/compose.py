@@ -43,7 +43,7 @@ def compose(words: Sequence[str], conf: Path = CONF, extra: Path | None = None) 
             tree = hydra.compose("config", overrides=[*map(_as_choice, words), *search])
         plain = OmegaConf.to_container(tree, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise _letter(error, words) from None
+        raise letter(error, words) from None
     return build(Config, typing.cast("Mapping[str, Any]", plain))
 
 
@@ -178,7 +178,7 @@ def unknown_key(key: str, known: Sequence[str] | Mapping[str, Any]) -> ConfigErr
     return ConfigError(key, "a setting that does not exist", f"one of {', '.join(sorted(known))}", write)
 
 
-def _letter(error: BaseException, words: Sequence[str]) -> ConfigError:
+def letter(error: BaseException, words: Sequence[str]) -> ConfigError:
     """What Hydra or OmegaConf refused, as our letter."""
     from hydra.errors import MissingConfigException, OverrideParseException
 

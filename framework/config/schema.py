@@ -249,11 +249,22 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """When a run stops before its last step: complete, with a checkpoint and exit code 75."""
+
+    wall_time: float | None = free(None, "seconds after which the run stops, counted from the start of its processes; null: never")
+
+
+@dataclass(frozen=True)
 class Launch:
     """How processes use the machine."""
 
-    num_procs: int | None = free(None, "ranks that programs start by themselves (verify); null: the model's ranks, at least 2")
+    num_procs: int | None = free(None, "ranks that programs start by themselves (verify, -m); null: the model's ranks, at least 2 (verify)")
     threads: int | None = free(None, "CPU threads per rank; null: cores / ranks on this host")
+    parallel_jobs: int = free(1, "a sweep (-m): jobs at the same time; they share cores or devices without overlap")
+    job_limit: float | None = free(None, "a sweep (-m): seconds after which a job is stopped; null: never")
+    fail_fast: bool = free(False, "a sweep (-m): stop the other jobs when one has failed")
+    objective: Literal["train.loss", "eval.loss"] = free("train.loss", "a sweep (-m): what its sweeper minimises")
     timeout: float = free(600.0, "seconds that a collective may wait for a rank before the run fails")
     shm_comm: bool = free(False, "compile DeepSpeed's shared-memory collectives for CPU ranks (minutes at the first start)")
 
@@ -296,6 +307,7 @@ class Config:
     monitor: Monitor = block(Monitor)
     profile: Profile = block(Profile)
     adapter: Adapter = block(Adapter)
+    limits: Limits = block(Limits)
     launch: Launch = block(Launch)
     convert: Convert = block(Convert)
 

@@ -15,13 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from framework.base.errors import EXIT_DONE, ConfigError, FrameworkError, RunError
+import yaml
+
+from framework.base.errors import EXIT_DONE, ConfigError, FrameworkError, RunError, Stopped
 from framework.base.log import Log, start_log
 from framework.config.check import check
-from framework.config.compose import CONF, compose, register
+from framework.config.compose import CONF, build, compose, letter, register
 from framework.config.schema import Config
-from framework.launch.environment import Process, default_threads, read_process, refuse_sweep, stale_compile_lock, strip_local_rank
+from framework.launch.environment import Process, default_threads, read_process, refuse_sweep, remove_stale_compile_locks, strip_local_rank
 
+FROZEN = "--frozen"
 # Ranks other than the first wait this long before they speak of a refusal: the first has said it by then, if it met it too.
 MANNERS_S = 10.0
 
@@ -35,10 +38,16 @@ class Entry:
     log: Log
 
 
-def run_entry(words: Sequence[str], task: Callable[[Entry], None], ranks: Callable[[Config], int] | None = None) -> int:
+def run_entry(
+    words: Sequence[str],
+    task: Callable[[Entry], None],
+    ranks: Callable[[Config], int] | None = None,
+    sweep: Callable[[Sequence[str], Path | None], int] | None = None,
+) -> int:
     """Compose and check what `words` say, run `task`, and return the exit code.
 
-    A program that starts runs by itself gives `ranks`: on how many processes of this host a config runs.
+    A program that starts runs by itself gives `ranks`: on how many processes of this host a config runs. One that sweeps gives
+    `sweep`, which is called for `-m` with the words and --config-dir, and returns the exit code.
     """
     rank = os.environ.get("RANK", "")
     process = Process(int(rank) if rank.isdecimal() else 0)  # enough to know who speaks, until the environment has been judged
@@ -47,10 +56,15 @@ def run_entry(words: Sequence[str], task: Callable[[Entry], None], ranks: Callab
         kept, flag = strip_local_rank(words)
         process = read_process(os.environ, flag)
         refuse_sweep(kept, os.environ)
+        frozen, kept = _take_frozen(kept)
         options = _parse(kept)
+        if options.multirun:
+            if sweep is None:
+                raise ConfigError("-m", "a sweep", "one command", "python -m framework.train -m ...")
+            return _sweep(kept, options, sweep)
         if _asks_to_show(options):
             return _show(kept, options) if process.first else EXIT_DONE
-        config = _compose(options)
+        config = _compose(options) if frozen is None else frozen
         check(config, *((process.ranks, process.ranks_per_host) if ranks is None else (ranks(config),) * 2))
         _prepare(config, process)
         log = start_log("hydra.verbose=true" in options.overrides)
@@ -82,22 +96,49 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-"):
             raise ConfigError(word, "an option that does not exist", "an option as --hydra-help lists it, or key=value")
     options.overrides += rest
-    if options.multirun:
-        raise ConfigError("-m", "a sweep", "one run: sweeps are not built yet", "one command per run")
     if options.config_name or options.config_path or options.experimental_rerun:
         write = "recipe=NAME, or --config-dir DIR with DIR/recipe/NAME.yaml"
         raise ConfigError("--config-name, --config-path", "another root config", "recipes", write)
     for word in options.overrides:
-        if word.lstrip("+~").startswith(("hydra.", "hydra/")) and not word.startswith("hydra.verbose="):
+        sweeps = options.multirun and word.lstrip("+~").startswith(("hydra/sweeper=", "hydra.sweeper."))
+        if word.lstrip("+~").startswith(("hydra.", "hydra/")) and not word.startswith("hydra.verbose=") and not sweeps:
             raise ConfigError(word.partition("=")[0], "a setting of Hydra that changes nothing here", "hydra.verbose, or a setting of ours")
     return options
 
 
-def _compose(options: argparse.Namespace) -> Config:
+def _take_frozen(words: Sequence[str]) -> tuple[Config | None, list[str]]:
+    """The config that `--frozen FILE` names, composed by whoever started this rank, and the other words: there are none then."""
+    if FROZEN not in words:
+        return None, list(words)
+    if len(words) != 2 or words[0] != FROZEN:
+        raise ConfigError(FROZEN, " ".join(words), f"{FROZEN} FILE and no other word")
+    try:
+        plain = yaml.safe_load(Path(words[1]).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(FROZEN, str(error), "a file with a composed config") from None
+    return build(Config, plain if isinstance(plain, dict) else {}), []
+
+
+def _sweep(words: Sequence[str], options: argparse.Namespace, sweep: Callable[[Sequence[str], Path | None], int]) -> int:
+    """Hydra's own faults become letters, as those of a single command do."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return sweep(_options_first(words, options), _extra(options))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise letter(error, options.overrides) from None
+
+
+def _extra(options: argparse.Namespace) -> Path | None:
     extra = Path(options.config_dir) if options.config_dir else None
     if extra is not None and not extra.is_dir():
         raise ConfigError("--config-dir", extra, "a folder with group folders in it, such as recipe/")
-    return compose(options.overrides, extra=extra)
+    return extra
+
+
+def _compose(options: argparse.Namespace) -> Config:
+    return compose(options.overrides, extra=_extra(options))
 
 
 def _asks_to_show(options: argparse.Namespace) -> bool:
@@ -111,16 +152,19 @@ def _show(words: Sequence[str], options: argparse.Namespace) -> int:
     if options.cfg or options.info:
         _compose(options)
     register()
-    sys.argv[1:] = [*(word for word in words if word not in options.overrides), *options.overrides]
+    sys.argv[1:] = _options_first(words, options)
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda _: None)()
     return EXIT_DONE
 
 
+def _options_first(words: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Hydra's parser takes no option behind an override."""
+    return [*(word for word in words if word not in options.overrides), *options.overrides]
+
+
 def _prepare(config: Config, process: Process) -> None:
     """What must hold before torch is imported: no stale compile lock, and a thread pool of the right size."""
-    lock = stale_compile_lock(os.environ)
-    if lock is not None:
-        raise lock
+    remove_stale_compile_locks(os.environ)
     os.environ["OMP_NUM_THREADS"] = str(config.launch.threads or default_threads(process.ranks_per_host))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
@@ -131,6 +175,8 @@ def _speak(error: FrameworkError, process: Process, log: Log | None) -> None:
     Before the run folder is claimed, an error meets every rank: the first says it, the others wait for the launcher to end
     them and speak only if it does not. Afterwards it may meet some ranks only: whoever makes logs/letter.txt first prints it.
     """
+    if isinstance(error, Stopped) and not process.first:
+        return  # all ranks have stopped, and each says so by its exit code
     if log is None or log.path is None:
         if not process.first:
             time.sleep(MANNERS_S)

@@ -70,6 +70,12 @@ def read_process(environment: Mapping[str, str], flag: int | None) -> Process:
     return Process(rank, local_rank, ranks, per_host)
 
 
+def age_s() -> float:
+    """Seconds since this process began, imports included."""
+    began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - began
+
+
 def default_threads(ranks_per_host: int) -> int:
     """CPU threads for one rank: an equal share of the cores that this process may use."""
     return max(1, len(os.sched_getaffinity(0)) // ranks_per_host)
@@ -81,17 +87,22 @@ def refuse_sweep(words: Sequence[str], environment: Mapping[str, str]) -> None:
         raise ConfigError("-m", "a sweep inside a rank", "a sweep started by one process", "python -m framework.train -m ...")
 
 
-def stale_compile_lock(environment: Mapping[str, str], older_than_s: float = 60.0) -> StartError | None:
-    """The letter for a lock file that a killed compiler left where torch builds extensions, if there is one.
+def remove_stale_compile_locks(environment: Mapping[str, str], older_than_s: float = 60.0) -> list[Path]:
+    """Remove the lock files that killed compilers have left where torch builds extensions; which they were.
 
     torch waits for such a lock without limit and says nothing.
     """
+    removed = []
     root = environment.get("TORCH_EXTENSIONS_DIR") or str(Path.home() / ".cache" / "torch_extensions")
     for lock in Path(root).glob("**/lock"):
-        age = time.time() - lock.stat().st_mtime
+        try:
+            age = time.time() - lock.stat().st_mtime
+        except FileNotFoundError:
+            continue
         if age > older_than_s and not _held_open(lock):
-            return StartError(str(lock), f"a compile lock that is {age:.0f} s old and that no process holds", "no lock", f"rm {lock}")
-    return None
+            lock.unlink(missing_ok=True)  # every rank comes here
+            removed.append(lock)
+    return removed
 
 
 def _held_open(path: Path) -> bool:

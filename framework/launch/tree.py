@@ -13,29 +13,60 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from framework.base.errors import RunError
 from framework.launch.command import run_environment
 
+T = TypeVar("T")
 MARK = "FRAMEWORK_TREE"
 KILL_WAIT_S = 60.0
 """How long a killed process may take to be gone: the kernel may have to write back what it maps."""
 
 
+@dataclass(frozen=True)
+class Share:
+    """A part of this machine: CPU cores, and the environment that shows a part of its devices."""
+
+    cores: frozenset[int]
+    environment: Mapping[str, str]
+
+
+def shares(parts: int) -> list[Share]:
+    """This process's cores and devices in equal parts, without overlap; with more parts than cores or devices some are used twice."""
+    cores = sorted(os.sched_getaffinity(0))
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = shown.split(",") if shown else [path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    return [
+        Share(frozenset(_part(cores, part, parts)), {"CUDA_VISIBLE_DEVICES": ",".join(_part(devices, part, parts))} if devices else {})
+        for part in range(parts)
+    ]
+
+
+def _part(items: Sequence[T], part: int, parts: int) -> Sequence[T]:
+    size = max(1, len(items) // parts)
+    start = part * size % len(items)
+    return items[start : start + size]
+
+
 class Tree:
     """A running command. Use it in a `with`: leaving the block kills what is left of it."""
 
-    def __init__(self, command: Sequence[str], output: Path) -> None:
-        """stdout and stderr go to the file `output`: an orphan that holds a pipe open would keep its reader waiting."""
+    def __init__(self, command: Sequence[str], output: Path, share: Share | None = None) -> None:
+        """stdout and stderr go to the file `output`: an orphan that holds a pipe open would keep its reader waiting. `share` is
+        the part of the machine that the processes may use; None: all of it."""
         self.mark = f"{MARK}={uuid.uuid4().hex}"
-        environment = run_environment(os.environ) | dict([self.mark.split("=")])
+        environment = run_environment(os.environ) | dict([self.mark.split("=")]) | dict({} if share is None else share.environment)
         output.parent.mkdir(parents=True, exist_ok=True)
         with open(output, "wb") as file:
             self.process = subprocess.Popen(
                 list(command), env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
+        if share is not None:
+            os.sched_setaffinity(self.process.pid, share.cores)  # inherited by all that it starts, which takes it longer than this
 
     def __enter__(self) -> Tree:
         return self
@@ -46,6 +77,11 @@ class Tree:
     def code(self) -> int | None:
         """Exit code of the outermost process; None while it runs."""
         return self.process.poll()
+
+    def stop(self) -> None:
+        """Ask the outermost process to end: the ranks stop with a checkpoint."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
 
     def pids(self) -> list[int]:
         """Every living process of the tree."""

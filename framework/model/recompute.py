@@ -113,12 +113,12 @@ class Output:
 
     def recomputed(self) -> Tensor:
         """Kept until the last one of those that had saved it has asked."""
-        if self.again is None:
+        again = self.again
+        if again is None:
             with torch.no_grad():
-                self.again = self.module(self.given)  # as a module: an engine that moves weights about sees it
-        again, self.left = self.again, self.left - 1
-        if self.left <= 0:
-            self.again = None
+                again = self.module(self.given)  # as a module: an engine that moves weights about sees it
+        self.left -= 1
+        self.again = again if self.left > 0 else None
         return again
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console as Screen
 
-from framework.base.errors import ConfigError
+from framework.base.errors import ConfigError, FrameworkError
 from framework.base.files import write_json
 from framework.base.log import Log
 from framework.checkpoint.writer import Writer
@@ -40,6 +40,7 @@ from framework.trainer.rewind import leave_line
 from framework.trainer.run import Hook, Position, Run
 from framework.trainer.saving import make_saver
 from framework.trainer.stages import RESOLVED, StageTimes, make_bounds
+from framework.trainer.stopping import Stopping
 
 
 def build(config: Config, process: Process, log: Log) -> Run:
@@ -106,9 +107,13 @@ def _claim_together(config: Config, groups: Groups) -> Path:
     hashes = groups.gather(identity.full_hash(config))
     if len(set(hashes)) > 1:
         raise ConfigError("the composed config", f"different on the ranks: {hashes}", "the same command line and conf/ on every host")
-    if groups.rank == 0:
-        folder.claim(config)
-    groups.agree([0.0])  # nobody writes before the folder is there
+    error: FrameworkError | None = None
+    try:
+        if groups.rank == 0:
+            folder.claim(config)
+    except FrameworkError as met:
+        error = met
+    groups.raise_together(error)  # and nobody writes before the folder is there
     return folder.run_folder(config)
 
 
@@ -166,13 +171,14 @@ def _tokens(corpus: Corpus) -> int:
 def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings, records: Records) -> list[Hook]:
     """The hooks in the order in which they are called after a step; they end in the opposite order."""
     config = run.config
-    hooks: list[Hook] = [records]
+    stopping = Stopping(groups, config.limits.wall_time, records.event)
+    hooks: list[Hook] = [stopping, records]
     if config.data.log_samples:
         hooks.append(SampleLog(run.folder / "samples.jsonl", groups))
     if config.verify.hash_every > 0:
         hooks.append(Hashes(run.folder / "hashes.jsonl", groups, resume.random_state))
     if corpora.validation is not None and config.eval.every >= 0:
-        hooks.append(_evaluation(run, corpora, settings, records.sinks))
+        hooks.append(_evaluation(run, corpora, settings, records.sinks, stopping))
     if config.monitor.sample_tokens > 0:
         hooks.append(ClosingText(records.console))
     if config.recompute.granularity == "auto":
@@ -184,7 +190,7 @@ def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings,
     return hooks
 
 
-def _evaluation(run: Run, corpora: Corpora, settings: StreamSettings, sinks: list[Sink]) -> Evaluation:
+def _evaluation(run: Run, corpora: Corpora, settings: StreamSettings, sinks: list[Sink], stopping: Stopping) -> Evaluation:
     corpus, wanted = corpora.validation, run.config.eval.samples
     assert corpus is not None
     samples = min(len(corpus), wanted) if wanted else len(corpus)
@@ -192,4 +198,4 @@ def _evaluation(run: Run, corpora: Corpora, settings: StreamSettings, sinks: lis
     def batches() -> Iterator[MicroBatch]:
         return validation_batches(corpus, settings, samples, run.engine.device)
 
-    return Evaluation(batches, samples, sinks)
+    return Evaluation(batches, samples, sinks, stopping)

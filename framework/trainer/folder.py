@@ -14,7 +14,7 @@ from framework.config.identity import changes, refuse_changes
 from framework.config.schema import Config
 from framework.monitor.runfile import RunFile
 from framework.topology.groups import Groups
-from framework.trainer import memory_tier
+from framework.trainer import lock, memory_tier
 
 
 def inspect(config: Config) -> bool:
@@ -24,7 +24,7 @@ def inspect(config: Config) -> bool:
     """
     folder = run_folder(config)
     kept = folder / "config.yaml"
-    if not folder.exists() or not any(p.name != "logs" for p in folder.iterdir()):
+    if not folder.exists() or not any(p.name not in ("logs", lock.NAME) for p in folder.iterdir()):
         return False
     if not kept.exists():
         raise ConfigError("name", f"{folder}, a folder that is no run", "a run folder, or a free name", f"name=ANOTHER, or move {folder}")
@@ -41,8 +41,12 @@ def run_folder(config: Config) -> Path:
 
 
 def claim(config: Config) -> Path:
-    """Make the run folder, on the first rank: a used one is kept as NAME.old-k where resume=never."""
+    """Make the run folder, on the first rank: a used one is kept as NAME.old-k where resume=never.
+
+    Raises ConfigError if another live run holds it.
+    """
     folder = run_folder(config)
+    lock.refuse_living(folder)
     if config.resume == "never" and (folder / "config.yaml").exists():
         number = 1
         while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
@@ -51,6 +55,7 @@ def claim(config: Config) -> Path:
     if config.resume == "never":
         memory_tier.remove(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    lock.take(folder)
     (folder / "logs" / "letter.txt").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())
     return folder

@@ -21,14 +21,16 @@ from framework.monitor.sinks import JsonLines, Sink
 from framework.topology.groups import Groups
 from framework.topology.random import Streams
 from framework.trainer.run import Quiet, Run, Turn
+from framework.trainer.stopping import Stopping
 
 
 class Evaluation(Quiet):
     """The loss on held-out samples, every eval.every steps and after the last. Runs on every rank; the first one records."""
 
-    def __init__(self, batches: Callable[[], Iterator[MicroBatch]], samples: int, sinks: Sequence[Sink]) -> None:
-        """`batches` begins the held-out samples anew; `samples` is how many there are over all ranks."""
-        self.batches = batches
+    def __init__(self, batches: Callable[[], Iterator[MicroBatch]], samples: int, sinks: Sequence[Sink], stopping: Stopping) -> None:
+        """`batches` begins the held-out samples anew; `samples` is how many there are over all ranks. Where the run is asked to
+        stop, an evaluation is given up."""
+        self.batches, self.stopping = batches, stopping
         self.samples = samples
         self.sinks = sinks
 
@@ -38,7 +40,9 @@ class Evaluation(Quiet):
             return
         with run.clock.aside():
             began = time.perf_counter()
-            loss_sum, tokens = run.engine.evaluate(self.batches())
+            loss_sum, tokens = run.engine.evaluate(self.stopping.unless_stopped(self.batches()))
+            if self.stopping.interrupted:
+                return
             record = EvalRecord(turn.step, loss_sum / max(1, tokens), tokens, self.samples, time.perf_counter() - began)
             for sink in self.sinks:
                 sink.evaluation(record)

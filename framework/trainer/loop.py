@@ -1,27 +1,38 @@
-"""The loop, on a page: next batch, step, hooks."""
+"""The loop, on a page: next batch, step, hooks; until the last step, or until all ranks know that one was asked to stop."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 
 from framework.monitor.runfile import End
-from framework.trainer.run import Run, Turn
+from framework.trainer.feed import Fed
+from framework.trainer.run import STOP, Run, Turn
 
 
-def train(run: Run) -> None:
-    """Run from the position to config.steps."""
+def train(run: Run) -> End:
+    """Run from the position to config.steps, or to where it is asked to stop; which of both."""
     status: End = "failed"
     try:
         for hook in run.hooks:
             hook.start(run)
         run.clock.lap()
-        while run.position.step < run.config.steps:
-            turn = _turn(run)
-            for hook in run.hooks:
-                hook.after_step(run, turn)
-        status = "done"
+        status = _drive(run)
     finally:
         _end(run, status)
+    return status
+
+
+def _drive(run: Run) -> End:
+    while run.position.step < run.config.steps:
+        fed = run.feed.next()
+        if fed.votes.get(STOP):
+            for hook in run.hooks:
+                hook.stop(run)
+            return "stopped"
+        turn = _turn(run, fed)
+        for hook in run.hooks:
+            hook.after_step(run, turn)
+    return "done"
 
 
 def _end(run: Run, status: End) -> None:
@@ -32,8 +43,7 @@ def _end(run: Run, status: End) -> None:
             stack.callback(hook.end, run, status)
 
 
-def _turn(run: Run) -> Turn:
-    fed = run.feed.next()
+def _turn(run: Run, fed: Fed) -> Turn:
     out = run.engine.step(fed.batch, fed.tokens)
     run.position.step += 1
     run.position.consumed_samples += run.config.batch.global_size

@@ -18,6 +18,7 @@ from framework.monitor.page import Facts
 from framework.monitor.runfile import End, RunFile, Start
 from framework.monitor.sinks import JsonLines, Sink, Wandb
 from framework.topology.groups import Groups
+from framework.trainer import lock
 from framework.trainer.folder import run_folder
 from framework.trainer.run import Quiet, Run, Turn
 
@@ -97,6 +98,7 @@ class Records(Quiet):
             sink.close(status)
         if self.runfile is not None:
             self.runfile.finish(status)
+            lock.release(self.runfile.path.parent)
 
     def _track(self, config: Config) -> None:
         """Open the tracker, if one is wanted; a later start goes on with the same tracked run."""

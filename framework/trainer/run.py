@@ -17,6 +17,9 @@ from framework.monitor.runfile import End
 from framework.topology.random import Streams
 from framework.trainer.feed import Feed
 
+STOP = "stop"
+"""The vote of a rank that was asked to stop."""
+
 
 @dataclass
 class Position:
@@ -71,6 +74,10 @@ class Hook(Protocol):
         """Called after each step, on every rank."""
         ...
 
+    def stop(self, run: Run) -> None:
+        """Called instead of the next step, on every rank, where the run was asked to stop."""
+        ...
+
     def end(self, run: Run, status: End) -> None:
         """Called once, however the loop ended; status as in run.json."""
         ...
@@ -82,6 +89,8 @@ class Quiet:
     def start(self, run: Run) -> None: ...
 
     def after_step(self, run: Run, turn: Turn) -> None: ...
+
+    def stop(self, run: Run) -> None: ...
 
     def end(self, run: Run, status: End) -> None: ...
 

@@ -17,7 +17,7 @@ from typing import Any
 from framework.base.errors import ConfigError, RunError
 from framework.checkpoint.buffers import Buffers, live
 from framework.checkpoint.manifest import FROZEN, arrange, step_name
-from framework.checkpoint.save import Job, commit, write_part
+from framework.checkpoint.save import Job, Result, commit, write_part
 from framework.checkpoint.scaling import halve
 from framework.checkpoint.state import NAMES, State
 from framework.checkpoint.store import Store
@@ -35,6 +35,8 @@ from framework.trainer.records import Records
 from framework.trainer.resume import disk_root, random_state
 from framework.trainer.run import Quiet, Run, Turn
 
+WARM = 2
+"""Steps of a start that are no measure of the others."""
 Small = dict[str, Any]
 
 
@@ -65,7 +67,8 @@ class Says:
 @dataclass
 class Pending:
     """A save that was begun, and what it has cost this rank in seconds so far: waiting for it between two steps (`stall_s`), and
-    what the steps beside it took longer (`slowed_s`), of which `held_s` was waiting for the copy."""
+    what the steps beside it took longer (`slowed_s`), of which `held_s` was waiting for the copy. `cpu_s` are the processor's
+    seconds of copy and writer: on a machine without an idle core the steps pay for them, whatever a noisy clock says."""
 
     job: Job
     tier: str
@@ -73,7 +76,12 @@ class Pending:
     stall_s: float = 0.0
     slowed_s: float = 0.0
     held_s: float = 0.0
+    cpu_s: float = 0.0
     copying: bool = False
+
+    @property
+    def cost_s(self) -> float:
+        return max(self.stall_s + max(0.0, self.slowed_s), self.cpu_s)
 
 
 class Saver(Quiet):
@@ -88,6 +96,8 @@ class Saver(Quiet):
         self.pending: Pending | None = None
         self.error: RunError | None = None
         self.linked: dict[str, str] = {}
+        self.warm = WARM
+        self.on_disk = 0  # the step of the newest State there
         self.step_times: deque[float] = deque(maxlen=50)
 
     def start(self, run: Run) -> None:
@@ -95,6 +105,8 @@ class Saver(Quiet):
         run.feed.votes["save_failed"] = lambda: float(self.error is not None)
         run.engine.hold = self._hold
         self.interval.begin(run.position.step)
+        self.on_disk = run.position.step
+        self.warm = run.position.step + WARM
         shards = [shard for shard, _ in self._kept(run)]
         nbytes = round(self.groups.agree([sum(shard.nbytes for shard in shards)])[0])
         error: ConfigError | None = None
@@ -119,13 +131,20 @@ class Saver(Quiet):
         if turn.votes.get("save_failed"):
             self.groups.raise_together(self.error)
         if self.pending is not None:
-            self.pending.slowed_s += max(0.0, turn.step_time_s - self._usual_step_s())
+            self.pending.slowed_s += turn.step_time_s - self._usual_step_s()
             if not turn.votes["saving"]:
                 self._complete()
-        else:
+        elif turn.step > self.warm:
             self.step_times.append(turn.step_time_s)
         with run.clock.aside():
             self._save_if_due(run, turn)
+
+    def stop(self, run: Run) -> None:
+        """The last finished step's State, complete on the disk."""
+        self._await()
+        if self.on_disk != run.position.step:
+            self._save(run, run.position.step, "disk")
+            self._await()
 
     def end(self, run: Run, status: End) -> None:
         """Let a save that was begun come to its end, also when the run has failed."""
@@ -172,6 +191,7 @@ class Saver(Quiet):
         self.pending = Pending(job, tier, begun)
         if tier == "disk":
             self.interval.saved(step)
+            self.on_disk = step
         if self.writer is None or self.buffers is None:
             self._write_here(job, state)
         else:
@@ -207,6 +227,10 @@ class Saver(Quiet):
             self.writer.submit(self.pending.job)
             self.pending.copying = False
 
+    def _note(self, result: Result | None) -> None:
+        if result is not None and self.pending is not None and self.buffers is not None:
+            self.pending.cpu_s = result.cpu_s + self.buffers.copy_s
+
     def _at_work(self) -> bool:
         """Whether this rank's writer has still to finish; takes its result, or its error, where it has."""
         if self.writer is None or self.pending is None or self.error is not None:
@@ -215,7 +239,7 @@ class Saver(Quiet):
             return True
         try:
             with letters(RunError):
-                self.writer.poll()
+                self._note(self.writer.poll())
         except RunError as error:
             self.error = error
         return self.writer.busy
@@ -228,7 +252,7 @@ class Saver(Quiet):
         self._release()
         try:
             with letters(RunError):
-                self.writer.wait()
+                self._note(self.writer.wait())
         except RunError as error:
             self.error = error
         self.pending.stall_s += time.perf_counter() - begun
@@ -240,7 +264,7 @@ class Saver(Quiet):
         assert self.pending is not None
         save, self.pending = self.pending, None
         # The slowest rank's cost, and one step time for all: ranks that chose for themselves would save at different steps.
-        costs, step_times = zip(*self.groups.gather((save.stall_s + save.slowed_s, self._usual_step_s())), strict=True)
+        costs, step_times = zip(*self.groups.gather((save.cost_s, self._usual_step_s())), strict=True)
         cost_s, step_s = max(costs), max(step_times)
         self.linked[save.tier] = step_name(save.job.step)
         chosen = self.interval.learn(cost_s, step_s) if save.tier == "disk" else None

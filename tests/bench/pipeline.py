@@ -11,6 +11,7 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.bench.harness import Side, alternate, heading, quartiles
 from tests.ranks import launch
@@ -48,25 +49,34 @@ def cuts(lives: int, steps: int) -> list[str]:
     return [*rows, f"| measured / parameters (goal < 1) | {ratio} |"]
 
 
-def bubble(micros: int) -> str:
-    """A row: the bubble of the step that a run records."""
+def bubble(micros: int, lives: int) -> str:
+    """A row: the bubble of the step that a run records, the middle one of a few runs."""
+    events = sorted((recorded(micros) for _ in range(lives)), key=lambda event: event["bubble"])
+    event = events[len(events) // 2]
+    share, formula = 100 * event["bubble"], 100 * event["bubble_formula"]
+    spread = f"{100 * events[0]['bubble']:.1f} to {100 * events[-1]['bubble']:.1f}"
+    return f"| {micros} | {share:.1f} % ({spread}) | {formula:.1f} % | {share - formula:+.1f} | {event['backend_s']:.3f} |"
+
+
+def recorded(micros: int) -> dict[str, Any]:
+    """The event of one run."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         command = [*words(Path(folder), "run", 6, micros), "parallel.partition=uniform"]
         done = launch(command, 2, Path(folder), 300, {"OMP_NUM_THREADS": "1"})
         assert done.code == 0, done.stdout + done.stderr
         lines = [json.loads(line) for line in Path(folder, "run/events.jsonl").read_text().splitlines()]
     (event,) = (line for line in lines if line["event"] == "pipeline")
-    off = 100 * (event["bubble"] - event["bubble_formula"])
-    return f"| {micros} | {100 * event['bubble']:.1f} % | {100 * event['bubble_formula']:.1f} % | {off:+.1f} | {event['backend_s']:.3f} |"
+    return event
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lives", type=int, default=3)
+    parser.add_argument("--lives", type=int, default=3, help="0: the bubble alone")
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
     head = ["", "| micro-batches | bubble | formula | points apart (goal: within 3) | backend, s |", "|---|---|---|---|---|"]
-    table = "\n".join([heading(), *cuts(given.lives, given.steps), *head, *(bubble(micros) for micros in MICROS)])
+    rows = [*cuts(given.lives, given.steps), *head] if given.lives else head
+    table = "\n".join([heading(), *rows, *(bubble(micros, 3) for micros in MICROS)])
     print(table)
     with RESULTS.open("a") as results:
         results.write(f"\n{table}\n")

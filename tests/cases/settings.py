@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,14 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
+from framework.launch.environment import age_s
 from framework.model.recompute import Region
 from framework.monitor.sinks import Wandb
 from framework.topology.random import stream_seed
 from framework.trainer.hooks import Evaluation
 from framework.trainer.records import Records
 from framework.trainer.saving import Saver
+from framework.trainer.stopping import Stopping
 from tests.cases.live import SWITCH, Seen, drive
 
 STAGE_0 = ["batch.global_size=4", "batch.micro_size=2", "data=synthetic", "data.synthetic_tokens=4000", "data.seq_length=8"]
@@ -271,6 +274,7 @@ TABLE: dict[str, Leaf] = {
     "monitor.sample_prompt": Leaf("And it", "bytes", lambda s: bytes(s.windows[0]).decode()),
     "monitor.wandb": Leaf(True, "tracked", lambda s: any(isinstance(sink, Wandb) for sink in s.hook(Records).sinks)),
     "monitor.wandb_project": Leaf("elsewhere", "tracked", lambda s: s.hook(Records).sinks[-1]._run.project),
+    "limits.wall_time": Leaf(500.0, "llama", lambda s: round(s.hook(Stopping).until - time.monotonic() + age_s(), -1)),
     "launch.threads": Leaf(3, "llama", lambda s: torch.get_num_threads()),
     "launch.timeout": Leaf(123.0, "llama", lambda s: wait_s(s.run.feed.groups.control)),
     "launch.shm_comm": Leaf(True, "compiled", lambda s: SWITCH[0]),

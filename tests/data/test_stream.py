@@ -91,6 +91,20 @@ def test_every_layout_reads_the_same_sets(tmp_path: Path) -> None:
     assert all(len(step) == 8 for step in sets[0])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_context_ranks_read_slices_of_the_same_samples(tmp_path: Path, workers: int) -> None:
+    """Joined, they are what one rank reads; the last target of a slice is the first token of the next."""
+    corpus, settings = corpus_of(tmp_path, 10), replace(SETTINGS, workers=workers)
+    [whole], *_ = take(TrainingStream(corpus, settings, CPU), 2, 1)
+    slices = [take(TrainingStream(corpus, replace(settings, context_rank=rank, context_size=2), CPU), 2, 1)[0][0] for rank in (0, 1)]
+    for name in ("ids", "targets"):
+        assert torch.equal(torch.cat([getattr(slice_, name) for slice_ in slices], dim=1), getattr(whole, name))
+    assert slices[0].targets[:, -1].tolist() == slices[1].ids[:, 0].tolist()
+    assert all(torch.equal(slice_.indices, whole.indices) for slice_ in slices)
+    held_out = [next(validation_batches(corpus, replace(settings, context_rank=rank, context_size=2), 0, CPU)) for rank in (0, 1)]
+    assert torch.equal(torch.cat([batch.ids for batch in held_out], dim=1), next(validation_batches(corpus, settings, 0, CPU)).ids)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_global_random_numbers_are_not_touched(tmp_path: Path, workers: int) -> None:
     corpus, settings = corpus_of(tmp_path, 10), replace(SETTINGS, workers=workers)

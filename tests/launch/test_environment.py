@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from framework.base.errors import ConfigError, StartError
-from framework.launch.environment import Process, default_threads, read_process, refuse_sweep, stale_compile_lock, strip_local_rank
+from framework.launch.environment import Process, default_threads, read_process, refuse_sweep, remove_stale_compile_locks, strip_local_rank
 
 HOUR = 3600.0
 
@@ -81,32 +81,27 @@ def old_lock(root: Path) -> Path:
 
 def test_a_lock_that_nobody_holds_is_found(tmp_path: Path) -> None:
     lock = old_lock(tmp_path)
-    letter = stale_compile_lock({"TORCH_EXTENSIONS_DIR": str(tmp_path)})
-    assert letter is not None
-    assert letter.subject == str(lock)
-    assert letter.write == f"rm {lock}"
-    assert lock.exists()
+    assert remove_stale_compile_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == [lock]
+    assert not lock.exists()
 
 
 def test_a_lock_of_a_living_compiler_is_left_alone(tmp_path: Path) -> None:
     lock = old_lock(tmp_path)
     with lock.open():  # as torch's FileBaton does while it builds
-        assert stale_compile_lock({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) is None
+        assert remove_stale_compile_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == []
     with (lock.parent / "main.o").open("w"):  # as a compiler that it has started does
-        assert stale_compile_lock({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) is None
+        assert remove_stale_compile_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == []
 
 
 def test_a_young_lock_is_left_alone(tmp_path: Path) -> None:
     os.utime(old_lock(tmp_path))
-    assert stale_compile_lock({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) is None
+    assert remove_stale_compile_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == []
 
 
 def test_without_a_variable_the_users_cache_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     lock = old_lock(tmp_path / ".cache" / "torch_extensions")
-    letter = stale_compile_lock({})
-    assert letter is not None
-    assert letter.subject == str(lock)
+    assert remove_stale_compile_locks({}) == [lock]
 
 
 def test_looking_at_the_environment_imports_no_torch() -> None:

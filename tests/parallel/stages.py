@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from framework.config.schema import Config
 from framework.engine.engine import PlainEngine
 from framework.engine.sharded import DeepSpeedEngine
@@ -29,15 +27,9 @@ def plain_of(config: Config) -> PlainEngine:
     return PlainEngine(tiny.transformer(config.model), config)
 
 
-def held(engine: DeepSpeedEngine | PlainEngine, tensors: dict[str, torch.Tensor]) -> spread.Held:
-    """Tensors by parameter name, with where they belong."""
-    module = engine.model if isinstance(engine, PlainEngine) else engine.engine.module
-    return {name: (parameter.logical, tensors[name]) for name, parameter in module.named_parameters()}  # type: ignore[attr-defined]
-
-
 def masters(engine: DeepSpeedEngine | PlainEngine) -> spread.Held:
-    return held(engine, tiny.masters(engine))
+    return spread.held(engine, tiny.masters(engine))
 
 
 def live(engine: DeepSpeedEngine | PlainEngine) -> spread.Held:
-    return held(engine, tiny.live_weights(engine))
+    return spread.held(engine, tiny.live_weights(engine))

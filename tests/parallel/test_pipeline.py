@@ -16,7 +16,7 @@ from framework.engine.sharded import DeepSpeedEngine
 from framework.topology.grid import Place
 from tests.engine import tiny
 from tests.engine.tiny import Form
-from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of, whole
+from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of, relative, whole, without_key_biases
 from tests.parallel.stages import GPT2, LLAMA, Stages, live, masters, plain_of
 from tests.ranks import run_ranks
 
@@ -120,15 +120,6 @@ def pair(request: pytest.FixtureRequest) -> tuple[list[Seen], Seen]:
     name, stages, stage = request.param
     ranks = run_ranks(prove, stages.grid.size, MODELS[name], stages, stage, env=tiny.ONE_THREAD, timeout=300)
     return ranks, alone(MODELS[name])
-
-
-def relative(got: float, want: float) -> float:
-    return abs(got - want) / abs(want)
-
-
-def without_key_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Their true gradient is 0: AdamW makes a step of rounding."""
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith("k_proj.bias")}
 
 
 def test_initial_weights_are_plains_bit_for_bit(pair: tuple[list[Seen], Seen]) -> None:

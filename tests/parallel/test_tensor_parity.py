@@ -13,7 +13,20 @@ from framework.config.schema import Model, Optimizer
 from framework.engine.engine import PlainEngine, StepOut
 from tests.engine import tiny
 from tests.engine.tiny import ADAMW, Form
-from tests.parallel.spread import GPT2, GROUPED, LLAMA, SAMPLES, SEQUENCE, Held, Spread, engine_of, held, whole
+from tests.parallel.spread import (
+    GPT2,
+    GROUPED,
+    LLAMA,
+    SAMPLES,
+    SEQUENCE,
+    Held,
+    Spread,
+    engine_of,
+    held,
+    relative,
+    whole,
+    without_key_biases,
+)  # fmt: skip
 from tests.ranks import run_ranks
 
 MODELS = {
@@ -112,15 +125,6 @@ def label(row: tuple[str, Spread, int]) -> str:
 def pair(request: pytest.FixtureRequest) -> tuple[list[Proof], Alone]:
     name, spread, stage = request.param
     return run_ranks(prove, spread.grid.size, MODELS[name], spread, stage, env=tiny.ONE_THREAD, timeout=300), alone(MODELS[name])
-
-
-def relative(got: float, want: float) -> float:
-    return abs(got - want) / abs(want)
-
-
-def without_key_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Their true gradient is 0: AdamW makes a step of rounding."""
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith("k_proj.bias")}
 
 
 def test_initial_weights_are_plains_bit_for_bit(pair: tuple[list[Proof], Alone]) -> None:

@@ -50,3 +50,30 @@ def test_values_and_gradients() -> None:
         # Every rank goes on alike with a sum, so its own gradient is the gradient; of slices all are needed.
         assert torch.equal(found["sum gradient"], inputs(10 + rank, SEQ))
         assert torch.equal(found["scatter gradient"], torch.cat([inputs(10 + other, SEQ // ranks) for other in range(ranks)], dim=1))
+
+
+def heads(seed: int, seq: int, count: int) -> Tensor:
+    return torch.randn(BATCH, seq, count, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def exchanged(rank: int, ranks: int) -> dict[str, Tensor]:
+    group: Any = dist.group.WORLD
+    value = heads(rank, SEQ // ranks, 2 * ranks).requires_grad_()
+    out = collectives.heads_for_sequence(value, group)
+    out.backward(heads(10 + rank, SEQ, 2))
+    assert value.grad is not None
+    back = collectives.sequence_for_heads(out, group)
+    assert torch.equal(back, value)
+    return {"out": out.detach(), "gradient": value.grad, "whole": collectives.whole_sequence(value, group)}
+
+
+def test_heads_for_sequence_and_back() -> None:
+    """Rank r gets heads 2r and 2r + 1 of the whole sequence; the gradient goes the other way."""
+    ranks = 2
+    results = run_ranks(exchanged, ranks, init=True)
+    whole = torch.cat([heads(rank, SEQ // ranks, 2 * ranks) for rank in range(ranks)], dim=1)
+    grads = torch.cat([heads(10 + rank, SEQ, 2) for rank in range(ranks)], dim=2)
+    for rank, found in enumerate(results):
+        assert torch.equal(found["out"], whole[:, :, 2 * rank : 2 * rank + 2])
+        assert torch.equal(found["gradient"], grads[:, rank * SEQ // ranks : (rank + 1) * SEQ // ranks])
+        assert torch.equal(found["whole"], whole)

@@ -7,7 +7,9 @@ import itertools
 import random
 
 import numpy as np
+import pytest
 import torch
+from torch import Tensor
 
 from framework.topology.grid import Place
 from framework.topology.random import APART, Streams, seed_training, stream_seed
@@ -84,3 +86,35 @@ def test_tensor_ranks_draw_alike_and_apart_where_they_divide() -> None:
         torch.set_rng_state(kept[2])
     assert drawn.pop(("whole", Place(0, 0, 0, 1))) == drawn["whole", Place(0, 0, 0, 0)]
     assert len(set(drawn.values())) == len(drawn) == 7
+
+
+def test_the_same_numbers_twice() -> None:
+    """Around a computation and its repetition, with others in between; the streams go on where they were."""
+    streams = Streams(torch, ["a"])  # type: ignore[arg-type]
+    streams.seed("a", 5)
+
+    def draw() -> Tensor:
+        with streams.drawing("a"):
+            return torch.rand(3)
+
+    first, second = streams.twice()
+    with first:
+        once = draw()
+    between = draw()
+    with second:
+        again = draw()
+    after = draw()
+    streams.seed("a", 5)
+    assert torch.equal(again, once)
+    assert [draw().tolist() for _ in range(3)] == [once.tolist(), between.tolist(), after.tolist()]
+
+
+def test_the_second_time_may_end_early() -> None:
+    streams = Streams(torch, ["a"])  # type: ignore[arg-type]
+    first, second = streams.twice()
+    with first, streams.drawing("a"):
+        torch.rand(1)
+    before = streams.states["a"]
+    with pytest.raises(KeyError), second, streams.drawing("a"):
+        {}[torch.rand(1)]
+    assert torch.equal(streams.states["a"], before)

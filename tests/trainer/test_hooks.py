@@ -21,6 +21,7 @@ from framework.topology.grid import Grid
 from framework.topology.groups import make_groups
 from framework.trainer.hooks import ClosingText, Evaluation, SampleLog
 from framework.trainer.run import Clock, Run, Turn
+from framework.trainer.stopping import Stopping
 
 
 class Sums:
@@ -49,6 +50,11 @@ def a_run(config: Config) -> Run:
     return cast("Run", SimpleNamespace(config=config, engine=Sums(), clock=Clock(), folder=Path("nowhere")))
 
 
+def unasked() -> Stopping:
+    """Nobody asks this one to stop."""
+    return Stopping(make_groups(Grid(), 0, 1.0), None, lambda event: None)
+
+
 def a_turn(step: int, last: bool, batch: list[MicroBatch] | None = None) -> Turn:
     votes: dict[str, Any] = {"votes": {}} if "votes" in {field.name for field in dataclasses.fields(Turn)} else {}
     out = StepOut(1.0, 1.0, 0.1, 1.0, False, step)
@@ -59,7 +65,7 @@ def a_turn(step: int, last: bool, batch: list[MicroBatch] | None = None) -> Turn
 def test_evaluation_comes_every_so_often_and_after_the_last_step(every: int, steps: list[int]) -> None:
     sink = Kept()
     run = a_run(Config(eval=Eval(every=every)))
-    hook = Evaluation(lambda: iter([cast("MicroBatch", None)]), 4, [cast("Any", sink)])
+    hook = Evaluation(lambda: iter([cast("MicroBatch", None)]), 4, [cast("Any", sink)], unasked())
     for step in range(1, 8):
         hook.after_step(run, a_turn(step, step == 7))
     assert [record.step for record in sink.records] == steps
@@ -74,8 +80,23 @@ def test_evaluation_does_not_count_as_step_time() -> None:
         return iter([])
 
     run.clock.lap()
-    Evaluation(slow, 1, []).after_step(run, a_turn(1, False))
+    Evaluation(slow, 1, [], unasked()).after_step(run, a_turn(1, False))
     assert run.clock.lap() < 0.1
+
+
+def test_an_evaluation_is_given_up_where_the_run_is_to_stop() -> None:
+    sink, stopping, read = Kept(), unasked(), []
+
+    def batches() -> Any:
+        for number in range(5):
+            read.append(number)
+            stopping.reason = "SIGTERM" if number == 2 else None
+            yield number
+
+    run = a_run(Config(eval=Eval(every=1)))
+    run.engine.evaluate = lambda given: (0.0, len(list(given)))  # type: ignore[method-assign]
+    Evaluation(batches, 5, [cast("Any", sink)], stopping).after_step(run, a_turn(1, False))
+    assert (read, sink.records) == ([0, 1, 2], [])
 
 
 def micro(*indices: int) -> MicroBatch:
