@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,12 +40,25 @@ def compose(words: Sequence[str], conf: Path = CONF, extra: Path | None = None) 
     register()
     search = [] if extra is None else [f"hydra.searchpath=[file://{extra.resolve()}]"]
     try:
-        with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+        with _own_hydra(), hydra.initialize_config_dir(str(conf), version_base="1.3"):
             tree = hydra.compose("config", overrides=[*map(_as_choice, words), *search])
         plain = OmegaConf.to_container(tree, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise letter(error, words) from None
     return build(Config, typing.cast("Mapping[str, Any]", plain))
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra has one global object; a sweep's is put aside while one of its jobs is composed."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    instance = GlobalHydra.instance()
+    outer, instance.hydra = instance.hydra, None
+    try:
+        yield
+    finally:
+        instance.hydra = outer
 
 
 def _as_choice(word: str) -> str:

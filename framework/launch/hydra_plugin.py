@@ -49,7 +49,7 @@ def _enter(run_jobs: Run) -> None:
             judged = zip(job_overrides, run_jobs(job_overrides), strict=True)
             return [JobReturn(overrides=job, status=JobStatus.COMPLETED, _return_value=value) for job, value in judged]
 
-    DeepSpeedLauncher.__module__ = MODULE
+    DeepSpeedLauncher.__module__, DeepSpeedLauncher.__qualname__ = MODULE, DeepSpeedLauncher.__name__
     package = _package()
     module = ModuleType(MODULE)
     module.DeepSpeedLauncher = DeepSpeedLauncher  # type: ignore[attr-defined]
