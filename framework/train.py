@@ -13,6 +13,7 @@ from pathlib import Path
 from framework.base.errors import Stopped
 from framework.launch.entry import Entry, run_entry
 
+FILE_WIDTH = 140
 AGAIN = "the same command again, to go on"
 
 
@@ -35,7 +36,8 @@ def sweep(words: Sequence[str], extra: Path | None) -> int:
     from framework.launch.hydra_plugin import multirun
     from framework.studies.sweep import Sweep
 
-    with Sweep(Console(highlight=False), extra) as jobs:
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    with Sweep(Console(highlight=False, width=width), extra) as jobs:
         multirun(words, jobs.run)
         return jobs.close()
 

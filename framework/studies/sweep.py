@@ -40,7 +40,7 @@ STOP_S = 60.0
 PORT_TRIES = 5
 LONGEST_NAME = 120
 OF_NO_MEANING = re.compile(r"(recipe|output_root|name|launch[./].*|hydra[./].*)=")
-COLUMNS = ("status", "steps", "final_loss", "best_loss", "eval_loss", "tokens_per_s", "peak_memory_mib", "seconds")
+COLUMNS = ("status", "steps", "final_loss", "best_loss", "eval_loss", "tokens_per_s", "peak_memory_mib", "training_s")
 
 
 @dataclass
@@ -52,7 +52,6 @@ class Job:
     config: Config | None
     said: str = ""
     status: str = "waiting"
-    seconds: float = 0.0
 
     @property
     def folder(self) -> Path:
@@ -83,17 +82,18 @@ class Job:
         if self.config is None:
             return {"status": self.status}
         train, held_out = self.lines("train"), self.lines("eval")
-        found: dict[str, str | int | float] = {"status": self.status, "steps": len(train), "seconds": round(self.seconds, 1)}
+        found: dict[str, str | int | float] = {"status": self.status, "steps": len(train)}
         if train:
             losses = [line["loss"] for line in train]
             found |= {"final_loss": losses[-1], "best_loss": min(losses)}
             found["tokens_per_s"] = round(statistics.median(line["tokens_per_s"] for line in train[len(train) // 5 :]))
+            found["training_s"] = round(sum(line["step_time_s"] for line in train), 1)
             found["peak_memory_mib"] = round(max(line["memory_bytes"] for line in train) / 2**20)
         return found | ({"eval_loss": held_out[-1]["loss"]} if held_out else {})
 
     def judged(self) -> float:
         """launch.objective of a job that is done; NaN otherwise."""
-        if self.config is None or self.status not in ("done", "done before"):
+        if self.config is None or self.status != "done":
             return math.nan
         found = self.lines(self.config.launch.objective.partition(".")[0])
         return found[-1]["loss"] if found else math.nan
@@ -136,11 +136,12 @@ class Sweep:
 
     def close(self) -> int:
         """Show the table, write sweep.csv, and return the sweep's exit code."""
-        names = [Column(name, justify="left" if name in ("job", "status") else "right") for name in ("job", *COLUMNS)]
-        table = Table(*names, box=box.SIMPLE)
+        numbers = [Column(name.replace("_", " "), justify="right") for name in COLUMNS[1:]]
+        table = Table(Column("job", overflow="fold"), "status", *numbers, box=box.SIMPLE)
+        alike = set.intersection(*(set(job.words) for job in self.jobs)) if len(self.jobs) > 1 else set()
         for job in self.jobs:
             row = job.row()
-            table.add_row(job.name, *(_shown(row.get(name, "")) for name in COLUMNS))
+            table.add_row(folder_name([word for word in job.words if word not in alike]), *(_shown(row.get(name, "")) for name in COLUMNS))
         self.screen.print(table)
         for root in {job.folder.parent for job in self.jobs if job.config is not None}:
             self._write_csv(root / "sweep.csv", [job for job in self.jobs if job.config is not None and job.folder.parent == root])
@@ -148,7 +149,7 @@ class Sweep:
             return EXIT_FAULT
         if self.stopping is not None or any(job.status == "stopped" for job in self.jobs):
             return EXIT_STOPPED
-        return EXIT_DONE if all(job.status in ("done", "done before") for job in self.jobs) else EXIT_FAULT
+        return EXIT_DONE if all(job.status == "done" for job in self.jobs) else EXIT_FAULT
 
     def _job(self, words: list[str]) -> Job:
         name = folder_name(words)
@@ -167,10 +168,11 @@ class Sweep:
 
     def _drive(self, job: Job, share: Share | None) -> Iterator[None]:
         """One job from start to end; yields while it runs."""
+        passed_over = ""
         if job.config is None:
             self._tell(job, job.said)
         elif _done(job):
-            job.status = "done before"
+            job.status, passed_over = "done", " before"
         else:
             began, output = time.monotonic(), job.folder / "logs" / "launch.log"
             write_atomic(job.frozen, yaml.safe_dump(to_dict(job.config), sort_keys=False).encode())
@@ -178,10 +180,9 @@ class Sweep:
                 yield from self._run_once(job, output, share, began)
                 if not _port_taken(output):
                     break
-            job.seconds = time.monotonic() - began
             if job.status == "failed":
                 self._tell(job, _tail(output))
-        self.screen.print(f"{job.name}: {job.status}", soft_wrap=True)
+        self.screen.print(f"{job.name}: {job.status}{passed_over}", soft_wrap=True)
         if job.status in ("failed", "refused") and job.config is not None and job.config.launch.fail_fast:
             self.stopping = "a failed job"
 
