@@ -29,6 +29,7 @@ LLAMA = Model(hidden_size=16, num_layers=2, num_heads=4, ffn_hidden_size=20, voc
 GROUPED = replace(LLAMA, num_kv_heads=2)
 GPT2 = replace(LLAMA, norm="layernorm", position="learned", mlp="gelu", bias=True, tie_embeddings=False)
 SAMPLES, SEQUENCE = 8, 8
+ADAMW = Optimizer(lr=1e-3)  # AdamW magnifies rounding: a step of lr whatever the gradient's size
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from framework.engine.sharded import DeepSpeedEngine
 from framework.topology.grid import Place
 from tests.engine import tiny
 from tests.engine.tiny import Form
-from tests.parallel.spread import SAMPLES, SEQUENCE, Held, engine_of, relative, whole, without_key_biases
+from tests.parallel.spread import ADAMW, SAMPLES, SEQUENCE, Held, engine_of, relative, whole, without_key_biases
 from tests.parallel.stages import GPT2, LLAMA, Stages, live, masters, plain_of
 from tests.ranks import run_ranks
 
@@ -28,7 +28,6 @@ MODELS = {
 }
 ALONE = Stages(1, 1, pipeline=1)
 SLOW_SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)
-ADAMW = Optimizer(lr=1e-3)  # AdamW magnifies rounding: a step of lr whatever the gradient's size
 STEPS = 5
 EMBEDDING = "embed_tokens.weight"
 

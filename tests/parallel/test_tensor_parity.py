@@ -12,8 +12,9 @@ from torch import Tensor
 from framework.config.schema import Model, Optimizer
 from framework.engine.engine import PlainEngine, StepOut
 from tests.engine import tiny
-from tests.engine.tiny import ADAMW, Form
+from tests.engine.tiny import Form
 from tests.parallel.spread import (
+    ADAMW,
     GPT2,
     GROUPED,
     LLAMA,
