@@ -96,13 +96,13 @@ class Output:
     """What a module has computed, known by its memory; given up, and computed again when it is asked for."""
 
     def __init__(self, module: nn.Module, given: Tensor, out: Tensor) -> None:
-        self.module, self.given, self.memory, self.size = module, given, _memory(out), out.numel()
+        self.module, self.given, self.memory, self.size = module, given, memory_of(out), out.numel()
         self.left = 0
         self.again: Tensor | None = None
 
     def pack(self, saved: Tensor) -> Tensor | tuple[Output, torch.Size]:
         """Itself in the place of its tensor, with the shape in which that was saved."""
-        if _memory(saved) != self.memory or saved.numel() != self.size or not saved.is_contiguous():
+        if memory_of(saved) != self.memory or saved.numel() != self.size or not saved.is_contiguous():
             return saved
         self.left += 1
         return self, saved.shape
@@ -203,5 +203,6 @@ def _replace(module: nn.Module, name: str, function: Function) -> None:
 
 
 
-def _memory(value: Tensor) -> int:
+def memory_of(value: Tensor) -> int:
+    """Address of the memory behind a tensor: views of it have the same."""
     return value.untyped_storage().data_ptr()

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from framework.config.schema import Config
 from framework.model.init import initialise
-from framework.model.recompute import Function, put_regions
+from framework.model.recompute import Function, memory_of, put_regions
 from framework.model.transformer import Transformer
 from framework.topology.groups import accelerator
 
@@ -148,21 +148,21 @@ class Meter:
 
     def __call__(self, *inputs: Any) -> Any:
         self._saved = {}
-        there = {_memory(value) for value in (*_flat(inputs), *self.model.parameters())}
+        there = {memory_of(value) for value in (*_flat(inputs), *self.model.parameters())}
         accelerator().synchronize()
         began = time.perf_counter()
 
         def pack(value: Tensor) -> Tensor:
             accelerator().synchronize()
             self.seconds = time.perf_counter() - began
-            if _memory(value) not in there:
-                self._saved[_memory(value)] = value.untyped_storage().nbytes()
+            if memory_of(value) not in there:
+                self._saved[memory_of(value)] = value.untyped_storage().nbytes()
             return value
 
         with saved_tensors_hooks(pack, lambda value: value):
             out = self.function(*inputs)
         if self._feeds:
-            self._saved[_memory(out)] = out.untyped_storage().nbytes()
+            self._saved[memory_of(out)] = out.untyped_storage().nbytes()
         return out
 
 
@@ -193,7 +193,3 @@ def _flat(values: Any) -> list[Tensor]:
     if isinstance(values, Tensor):
         return [values]
     return [tensor for value in values for tensor in _flat(value)] if isinstance(values, (tuple, list)) else []
-
-
-def _memory(value: Tensor) -> int:
-    return value.untyped_storage().data_ptr()
