@@ -236,7 +236,7 @@ class Job:
         self._mark = uuid.uuid4().hex
         self._began = time.monotonic()
         # Files, not pipes: an orphan that holds a pipe open would keep the reader waiting.
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        with self._out.open("ab") as out, self._err.open("ab") as err:
             self._process = subprocess.Popen(
                 _command(words, ranks),
                 cwd=cwd,

@@ -168,7 +168,8 @@ def hangs(rank: int, world_size: int, folder: str) -> None:
 
 PROBE = """
 import os, subprocess, sys, time
-print("rank", os.environ.get("RANK"), "words", sys.argv[1:], flush=True)
+# One write: the launcher starts python unbuffered, where print writes piece by piece and two ranks' pieces mix.
+os.write(1, f"rank {os.environ.get('RANK')} words {sys.argv[1:]}".encode() + bytes([10]))
 if "orphan" in sys.argv:
     subprocess.Popen(["sleep", "600"], start_new_session=True)
 if "hang" in sys.argv:

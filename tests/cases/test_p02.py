@@ -22,6 +22,7 @@ from framework.model.recompute import KINDS, Region
 from framework.topology.random import Streams
 from tests.engine import tiny
 from tests.engine.tiny import Form
+from tests.marks import slow
 from tests.parallel import stages
 from tests.parallel.spread import SAMPLES, SEQUENCE, Spread, engine_of, streams_of
 from tests.ranks import run_ranks
@@ -111,16 +112,17 @@ def test_every_granularity_is_none_bit_for_bit(model: str) -> None:
     equal_to_none(Spread(1, 1), FP32, model, list(GRANULARITIES))
 
 
-@pytest.mark.parametrize("grid", ["tensor 2, sequence", "context 2", "pipeline 2"])
+@pytest.mark.parametrize("grid", [slow("tensor 2, sequence"), "context 2", "pipeline 2"])
 def test_so_it_is_on_two_ranks(grid: str) -> None:
     equal_to_none(GRIDS[grid][0], FP32, "gpt2", SOME)
 
 
+@pytest.mark.slow
 def test_so_it_is_where_zero_3_moves_the_weights() -> None:
     equal_to_none(Spread(2, 1), Form("fp32", 3), "llama", list(GRANULARITIES))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16_autocast", "fp16"])
+@pytest.mark.parametrize("precision", [slow("bf16"), "bf16_autocast", "fp16"])
 def test_so_it_is_in_half_precision(precision: str) -> None:
     equal_to_none(Spread(1, 1), Form(precision, 0 if precision.endswith("autocast") else 1), "llama", SOME)
 

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests import runs, slow_train
+from tests.marks import slow
 from tests.ranks import Job, run_ranks
 
 EVERY = 10
@@ -230,7 +231,7 @@ def void(_: object) -> None:
     """A value that nobody needs."""
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [slow("sync"), "async"])
 def test_a_kill_while_saving_costs_nothing_but_the_save(mode: str, straight: Path, tmp_path: Path) -> None:
     survive(tmp_path, straight, mode, FEW, 0.5)
 
@@ -259,7 +260,7 @@ def shorten(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("rank", [slow(0), 1])
 def test_a_shard_without_its_last_byte_is_never_loaded(rank: int, straight: Path, tmp_path: Path) -> None:
     words = [*WORDS, "checkpoint=sync", "checkpoint.keep_last=2"]
     runs.train([*words, f"steps={2 * EVERY}"], tmp_path, 2)

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests import runs
+from tests.marks import slow
 from tests.ranks import Completed, Job
 
 WORDS = [*runs.SMALL, "verify.hash_every=1", "model.dropout=0.1", "checkpoint=async", "checkpoint.every=0"]
@@ -92,7 +93,10 @@ def assert_stopped(run: Path) -> int:
     return step
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+OFTEN = ("twice, and another one", "during an evaluation", "during an asynchronous save")
+
+
+@pytest.mark.parametrize("moment", [moment if moment in OFTEN else slow(moment) for moment in MOMENTS])
 def test_all_ranks_stop_after_the_same_step_and_go_on(moment: str, tmp_path: Path) -> None:
     prepare, more = MOMENTS[moment]
     words = [*WORDS, f"steps={STEPS}", *more]

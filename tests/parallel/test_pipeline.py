@@ -16,6 +16,7 @@ from framework.engine.sharded import DeepSpeedEngine
 from framework.topology.grid import Place
 from tests.engine import tiny
 from tests.engine.tiny import Form
+from tests.marks import slow
 from tests.parallel.spread import ADAMW, SAMPLES, SEQUENCE, Held, engine_of, relative, whole, without_key_biases
 from tests.parallel.stages import GPT2, LLAMA, Stages, live, masters, plain_of
 from tests.ranks import run_ranks
@@ -113,7 +114,7 @@ FAST = [("llama", Stages(1, 1), 0), ("gpt2-tied", Stages(1, 1), 1), ("gpt2", Sta
 ALL = [(name, stages, stage) for name in MODELS for stages in GRIDS for stage in (0, 1)]
 
 
-@pytest.fixture(scope="module", params=[*FAST, *(pytest.param(row, marks=pytest.mark.slow) for row in ALL if row not in FAST)], ids=str)
+@pytest.fixture(scope="module", params=[*FAST, *(slow(row) for row in ALL if row not in FAST)], ids=str)
 def pair(request: pytest.FixtureRequest) -> tuple[list[Seen], Seen]:
     """What every rank has seen, and what PlainEngine has."""
     name, stages, stage = request.param
