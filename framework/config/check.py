@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from framework.base.errors import ConfigError
-from framework.config.schema import Config, Recompute
+from framework.config.ranges import RANGES
+from framework.config.schema import Config, Launch, Recompute
 
 
 @dataclass(frozen=True)
@@ -46,32 +47,6 @@ class Offence(NamedTuple):
     key: str
     got: str
     write: str
-
-
-# key: (least, greatest) value allowed, both included; None: no limit. A key set to null is not looked at.
-RANGES: dict[str, tuple[float | None, float | None]] = {
-    "seed": (0, None), "steps": (1, None), "clip_grad_norm": (0, None), "eval.every": (-1, None), "eval.samples": (0, None),
-    "batch.global_size": (1, None), "batch.micro_size": (1, None),
-    "model.hidden_size": (1, None), "model.num_layers": (1, None), "model.num_heads": (1, None), "model.num_kv_heads": (1, None),
-    "model.head_dim": (1, None), "model.ffn_hidden_size": (1, None), "model.vocab_size": (1, None), "model.max_positions": (1, None),
-    "model.norm_eps": (0, None), "model.rope_theta": (1, None), "model.dropout": (0, 0.99), "model.init_std": (0, None),
-    "data.seq_length": (1, None), "data.val_fraction": (0, 0.9), "data.synthetic_tokens": (2, None), "data.workers": (0, None),
-    "data.prefetch": (1, None),
-    "precision.initial_scale_power": (0, 32), "precision.scale_window": (1, None), "precision.hysteresis": (1, None),
-    "precision.min_scale": (1, None),
-    "zero.reduce_bucket_size": (1, None), "zero.allgather_bucket_size": (1, None), "zero.prefetch_bucket_size": (0, None),
-    "zero.persistence_threshold": (0, None), "zero.max_live_parameters": (0, None), "zero.max_reuse_distance": (0, None),
-    "parallel.data": (1, None), "parallel.tensor": (1, None), "parallel.pipeline": (1, None), "parallel.context": (1, None),
-    "recompute.every": (1, None), "recompute.max_extra_time": (0, None), "recompute.min_share": (0, 1),
-    "optimizer.lr": (0, None), "optimizer.weight_decay": (0, None), "optimizer.beta1": (0, 0.9999999), "optimizer.beta2": (0, 0.9999999),
-    "optimizer.eps": (0, None), "optimizer.momentum": (0, 1),
-    "schedule.warmup_steps": (0, None), "schedule.total_steps": (1, None), "schedule.min_ratio": (0, 1), "schedule.decay_steps": (0, None),
-    "checkpoint.memory_every": (0, None), "checkpoint.mtbf_hours": (0.001, None), "checkpoint.keep_last": (0, None),
-    "checkpoint.keep_every": (0, None), "checkpoint.keep_best": (0, None), "verify.hash_every": (0, None), "verify.steps": (2, None),
-    "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.num_procs": (1, None),
-    "limits.wall_time": (0, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
-    "launch.parallel_jobs": (1, None), "launch.job_limit": (0, None),
-}  # fmt: skip
 
 
 def value_at(config: Any, key: str) -> Any:
@@ -310,6 +285,35 @@ def objective(case: Case) -> Offence | None:
     return Offence("launch.objective", f"eval.loss with eval.every {case.config.eval.every}", "launch.objective=train.loss")
 
 
+def hosts_words(case: Case) -> Offence | None:
+    """launch: include, exclude, launcher and master_addr belong to a hostfile, of include and exclude one; node_rank belongs to no_ssh"""
+    given, usual = case.config.launch, Launch()
+    for word in ("include", "exclude", "launcher", "master_addr"):
+        if given.hostfile is None and getattr(given, word) != getattr(usual, word):
+            return Offence(f"launch.{word}", f"{getattr(given, word)} without a hostfile", "launch.hostfile=FILE")
+    if given.include and given.exclude:
+        return Offence("launch.exclude", f"{given.exclude} with include {given.include}", "launch.exclude=''")
+    if (given.include or given.exclude) and given.launcher in ("openmpi", "mpich"):
+        return Offence("launch.launcher", f"{given.launcher} with include or exclude", "launch.hostfile=FILE, with these hosts alone")
+    if (given.launcher == "no_ssh") != (given.node_rank is not None):
+        got = f"{given.node_rank} with launcher {given.launcher}"
+        return Offence("launch.node_rank", got, "both: launch.launcher=no_ssh launch.node_rank=0")
+    return None
+
+
+def supervisor_words(case: Case) -> Offence | None:
+    """launch: restarts, hang_factor, hang_least and elastic belong to supervise; one supervisor starts the ranks of all hosts"""
+    given, usual = case.config.launch, Launch()
+    for word in ("restarts", "hang_factor", "hang_least", "elastic"):
+        if not given.supervise and getattr(given, word) != getattr(usual, word):
+            return Offence(f"launch.{word}", f"{getattr(given, word)} without supervise", "launch.supervise=true")
+    if given.supervise and given.launcher == "no_ssh":
+        return Offence("launch.supervise", "true with launcher no_ssh", "launch.launcher=pdsh, openmpi, mpich or slurm")
+    if given.supervise and given.print != "none":
+        return Offence("launch.print", f"{given.print} with supervise", "launch.supervise=false; Slurm and Kubernetes start again")
+    return None
+
+
 def save_every(case: Case) -> Offence | None:
     """checkpoint.every is a number of steps, 0 or more, or auto"""
     every = case.config.checkpoint.every
@@ -338,5 +342,6 @@ def sample_text(case: Case) -> Offence | None:
 RULES: tuple[Callable[[Case], Offence | None], ...] = (
     name, world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler, offload_stage,
     pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions, files,
-    schedule_length, wsd_decay, plain_engine, recompute_words, objective, save_every, save_memory, sample_text,
+    schedule_length, wsd_decay, plain_engine, recompute_words, objective, hosts_words, supervisor_words,
+    save_every, save_memory, sample_text,
 )  # fmt: skip

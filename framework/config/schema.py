@@ -259,7 +259,23 @@ class Limits:
 class Launch:
     """How processes use the machine."""
 
-    num_procs: int | None = free(None, "ranks that programs start by themselves (verify, -m); null: the model's ranks, at least 2 (verify)")
+    num_procs: int | None = free(None, "ranks that a program starts by itself; null: one (train), the hostfile's, or the model's ranks")
+    hostfile: str | None = free(None, "a file of lines `HOST slots=N`: one run over many hosts; null: this host")
+    include: str = free("", "of the hostfile only these, in DeepSpeed's words: host1:0,1@host2")
+    exclude: str = free("", "of the hostfile all but these, in the same words")
+    launcher: Literal["pdsh", "openmpi", "mpich", "slurm", "no_ssh"] = free(
+        "pdsh", "what starts the ranks of other hosts; no_ssh: nobody, the same command is given on each host, with its node_rank"
+    )
+    node_rank: int | None = free(None, "launcher=no_ssh: place of this host in the hostfile, from 0")
+    master_addr: str | None = free(None, "address of the first host; null: DeepSpeed asks it")
+    master_port: int | None = free(None, "TCP port where the ranks meet; null: a free one (this host), 29500 (many hosts)")
+    dry_run: bool = free(False, "print what would be started, and start nothing")
+    print: Literal["none", "sbatch", "k8s"] = free("none", "print a Slurm script or a Kubernetes job to submit, and start nothing")
+    supervise: bool = free(False, "watch the ranks; after a crash, a lost rank or a hang start again from the newest complete state")
+    restarts: int = free(3, "supervise: starts after the first one, at most")
+    hang_factor: float = free(50.0, "supervise: a step that takes this many times the P99 step time is a hang")
+    hang_least: float = free(120.0, "supervise: seconds that a step may take in any case")
+    elastic: bool = free(False, "supervise: start again on the ranks that are left, with the same global batch")
     threads: int | None = free(None, "CPU threads per rank; null: cores / ranks on this host")
     parallel_jobs: int = free(1, "a sweep (-m): jobs at the same time; they share cores or devices without overlap")
     job_limit: float | None = free(None, "a sweep (-m): seconds after which a job is stopped; null: never")

@@ -15,48 +15,57 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from framework.base.errors import EXIT_DONE, ConfigError, FrameworkError, RunError, Stopped
 from framework.base.log import Log, start_log
 from framework.config.check import check
-from framework.config.compose import CONF, build, compose, letter, register
+from framework.config.compose import CONF, compose, letter, register
 from framework.config.schema import Config
-from framework.launch.environment import Process, default_threads, read_process, refuse_sweep, remove_stale_compile_locks, strip_local_rank
+from framework.launch.command import Places
+from framework.launch.environment import (
+    Process,
+    adopt_numbers,
+    default_threads,
+    read_process,
+    refuse_sweep,
+    remove_stale_compile_locks,
+    strip_local_rank,
+)
+from framework.launch.frozen import take_frozen
 
-FROZEN = "--frozen"
 # Ranks other than the first wait this long before they speak of a refusal: the first has said it by then, if it met it too.
 MANNERS_S = 10.0
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a program starts from."""
+    """What a program starts from; `frozen`: somebody else has composed the config and started this process with it."""
 
     config: Config
     process: Process
     log: Log
+    frozen: bool = False
 
 
 def run_entry(
     words: Sequence[str],
-    task: Callable[[Entry], None],
-    ranks: Callable[[Config], int] | None = None,
+    task: Callable[[Entry], int | None],
+    ranks: Callable[[Config, Process, bool], Places] | None = None,
     sweep: Callable[[Sequence[str], Path | None], int] | None = None,
 ) -> int:
-    """Compose and check what `words` say, run `task`, and return the exit code.
+    """Compose and check what `words` say, run `task`, and return the exit code: the task's own, done if it has none.
 
-    A program that starts runs by itself gives `ranks`: on how many processes of this host a config runs. One that sweeps gives
-    `sweep`, which is called for `-m` with the words and --config-dir, and returns the exit code.
+    A program that starts runs by itself gives `ranks`: where a config's ranks will be. One that sweeps gives `sweep`, which is
+    called for `-m` with the words and --config-dir, and returns the exit code.
     """
     rank = os.environ.get("RANK", "")
     process = Process(int(rank) if rank.isdecimal() else 0)  # enough to know who speaks, until the environment has been judged
     log: Log | None = None
     try:
+        adopt_numbers(os.environ)
         kept, flag = strip_local_rank(words)
         process = read_process(os.environ, flag)
         refuse_sweep(kept, os.environ)
-        frozen, kept = _take_frozen(kept)
+        frozen, kept = take_frozen(kept)
         options = _parse(kept)
         if options.multirun:
             if sweep is None:
@@ -65,21 +74,22 @@ def run_entry(
         if _asks_to_show(options):
             return _show(kept, options) if process.first else EXIT_DONE
         config = _compose(options) if frozen is None else frozen
-        check(config, *((process.ranks, process.ranks_per_host) if ranks is None else (ranks(config),) * 2))
+        there = Places(process.ranks, process.ranks_per_host) if ranks is None else ranks(config, process, frozen is not None)
+        check(config, there.ranks, there.ranks_per_host)
         _prepare(config, process)
         log = start_log("hydra.verbose=true" in options.overrides)
-        task(Entry(config, process, log))
+        return task(Entry(config, process, log, frozen is not None)) or EXIT_DONE
     except FrameworkError as error:
         _speak(error, process, log)
         return error.exit_code
-    except RuntimeError as error:
-        lost = _lost_peer(error)
+    except Exception as error:
+        lost = _lost_peer(error) if isinstance(error, RuntimeError) else None
         if lost is None:
+            _leave_word(error, log)
             raise
         logging.getLogger(__name__).exception("lost a rank")
         _speak(lost, process, log)
         return lost.exit_code
-    return EXIT_DONE
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -100,23 +110,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         write = "recipe=NAME, or --config-dir DIR with DIR/recipe/NAME.yaml"
         raise ConfigError("--config-name, --config-path", "another root config", "recipes", write)
     for word in options.overrides:
-        sweeps = options.multirun and word.lstrip("+~").startswith(("hydra/sweeper=", "hydra.sweeper."))
+        sweeps = options.multirun and word.lstrip("+~").startswith(("hydra/sweeper", "hydra.sweeper."))
         if word.lstrip("+~").startswith(("hydra.", "hydra/")) and not word.startswith("hydra.verbose=") and not sweeps:
             raise ConfigError(word.partition("=")[0], "a setting of Hydra that changes nothing here", "hydra.verbose, or a setting of ours")
     return options
-
-
-def _take_frozen(words: Sequence[str]) -> tuple[Config | None, list[str]]:
-    """The config that `--frozen FILE` names, composed by whoever started this rank, and the other words: there are none then."""
-    if FROZEN not in words:
-        return None, list(words)
-    if len(words) != 2 or words[0] != FROZEN:
-        raise ConfigError(FROZEN, " ".join(words), f"{FROZEN} FILE and no other word")
-    try:
-        plain = yaml.safe_load(Path(words[1]).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(FROZEN, str(error), "a file with a composed config") from None
-    return build(Config, plain if isinstance(plain, dict) else {}), []
 
 
 def _sweep(words: Sequence[str], options: argparse.Namespace, sweep: Callable[[Sequence[str], Path | None], int]) -> int:
@@ -185,6 +182,13 @@ def _speak(error: FrameworkError, process: Process, log: Log | None) -> None:
     who = "" if process.first else f"rank {process.rank}: "
     sys.stderr.write(f"\n{who}{error.letter()}\n")
     sys.stderr.flush()
+
+
+def _leave_word(error: Exception, log: Log | None) -> None:
+    """A fault of ours has a traceback, for us. Its last line is what this run has ended of; ranks that lose a peer by it come later."""
+    if log is not None and log.path is not None:
+        logging.getLogger(__name__).error("this rank fails", exc_info=error)
+        _first_to_say(log.path.with_name("letter.txt"), f"{type(error).__name__}: {error}")
 
 
 def _first_to_say(path: Path, letter: str) -> bool:

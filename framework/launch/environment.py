@@ -1,6 +1,7 @@
 """This process among the others: rank, host and threads, from the environment and the launcher's flags. No torch.
 
-Honours RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and deepspeed set them.
+Honours RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and deepspeed set them, and
+the numbers that mpirun and srun give to ranks that were started through them by us.
 """
 
 from __future__ import annotations
@@ -9,21 +10,31 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from framework.base.errors import ConfigError, StartError
+from framework.launch.command import RANKS_FROM
+
+NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+NUMBERED_BY = {
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+}
+"""Whose variables say what NUMBERS say, in that order."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """Where this process stands; `ranks_per_host` counts the ranks of this host."""
+    """Where this process stands; `ranks_per_host` counts the ranks of this host, `launched` says whether a launcher has started it."""
 
     rank: int = 0
     local_rank: int = 0
     ranks: int = 1
     ranks_per_host: int = 1
+    launched: bool = field(default=False, compare=False)
 
     @property
     def first(self) -> bool:
@@ -48,6 +59,14 @@ def strip_local_rank(words: Sequence[str]) -> tuple[list[str], int | None]:
     return kept, found
 
 
+def adopt_numbers(environment: MutableMapping[str, str]) -> None:
+    """Give a rank that mpirun or srun has started for us the variables that torch looks for."""
+    theirs = NUMBERED_BY.get(environment.get(RANKS_FROM, ""), NUMBERS)
+    for name, their in zip(NUMBERS, theirs, strict=True):
+        if name not in environment and their in environment:
+            environment[name] = environment[their]
+
+
 def read_process(environment: Mapping[str, str], flag: int | None) -> Process:
     """This process's place. Raises StartError for values that are no numbers or contradict each other or `flag`."""
     numbers = {}
@@ -64,10 +83,11 @@ def read_process(environment: Mapping[str, str], flag: int | None) -> Process:
     local_rank = next((n for n in (local_rank, flag) if n is not None), rank)
     if not 0 <= rank < ranks:
         raise StartError("RANK", rank, f"less than WORLD_SIZE {ranks}")
-    per_host = numbers["LOCAL_WORLD_SIZE"] or ranks
+    of_deepspeed = int(environment.get("LOCAL_SIZE", "0")) if "RANK" in environment else 0
+    per_host = numbers["LOCAL_WORLD_SIZE"] or of_deepspeed or ranks
     if local_rank >= per_host:
         raise StartError("LOCAL_RANK", local_rank, f"less than the {per_host} ranks of this host")
-    return Process(rank, local_rank, ranks, per_host)
+    return Process(rank, local_rank, ranks, per_host, "RANK" in environment)
 
 
 def age_s() -> float:

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,8 +43,8 @@ def _enter(run_jobs: Run) -> None:
         def __init__(self, **_: Any) -> None:
             pass
 
-        def setup(self, **_: Any) -> None:
-            pass
+        def setup(self, *, config: Any, **_: Any) -> None:
+            Path(config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)  # sweepers write there and leave the making to launchers
 
         def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
             judged = zip(job_overrides, run_jobs(job_overrides), strict=True)

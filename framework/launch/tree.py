@@ -55,11 +55,14 @@ def _part(items: Sequence[T], part: int, parts: int) -> Sequence[T]:
 class Tree:
     """A running command. Use it in a `with`: leaving the block kills what is left of it."""
 
-    def __init__(self, command: Sequence[str], output: Path, share: Share | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], output: Path, share: Share | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
         """stdout and stderr go to the file `output`: an orphan that holds a pipe open would keep its reader waiting. `share` is
-        the part of the machine that the processes may use; None: all of it."""
+        the part of the machine that the processes may use; None: all of it. `variables` are added to the environment."""
         self.mark = f"{MARK}={uuid.uuid4().hex}"
         environment = run_environment(os.environ) | dict([self.mark.split("=")]) | dict({} if share is None else share.environment)
+        environment |= variables or {}
         output.parent.mkdir(parents=True, exist_ok=True)
         with open(output, "wb") as file:
             self.process = subprocess.Popen(

@@ -19,25 +19,27 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from framework.base.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, FrameworkError
-from framework.base.files import write_atomic
+from framework.base.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, ConfigError, FrameworkError
 from framework.config.check import check
-from framework.config.compose import compose, to_dict
+from framework.config.compose import compose
 from framework.config.schema import Config
-from framework.launch.command import run_command
+from framework.launch.command import Places, places
+from framework.launch.frozen import freeze
+from framework.launch.start import ranks_alone
 from framework.launch.tree import Share, Tree, free_port, shares
 from framework.monitor.runfile import RunFile
 from framework.monitor.sinks import read_lines
+from framework.studies.supervise import shown, start_command
 
 LOOK_S = 0.1
 STOP_S = 60.0
 """How long the processes of a job may take to end; then they are killed."""
 PORT_TRIES = 5
+DRY = "not started"
 LONGEST_NAME = 120
 OF_NO_MEANING = re.compile(r"(recipe|output_root|name|launch[./].*|hydra[./].*)=")
 COLUMNS = ("status", "steps", "final_loss", "best_loss", "eval_loss", "tokens_per_s", "peak_memory_mib", "training_s")
@@ -59,17 +61,13 @@ class Job:
         return Path(self.config.run_dir)
 
     @property
-    def ranks(self) -> int:
+    def places(self) -> Places:
         assert self.config is not None
-        return self.config.launch.num_procs or self.config.parallel.model_ranks
+        return places(self.config.launch, ranks_alone(self.config))
 
     def command(self) -> list[str]:
-        return run_command(["--frozen", str(self.frozen)], self.ranks, free_port())
-
-    @property
-    def frozen(self) -> Path:
-        """Beside the run folders: a run folder is claimed by its ranks."""
-        return self.folder.parent / ".frozen" / f"{self.folder.name}.yaml"
+        assert self.config is not None
+        return start_command(self.config, freeze(self.config), self.places, free_port())
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """Of metrics.jsonl the lines of one kind, the last one of each step."""
@@ -149,7 +147,7 @@ class Sweep:
             return EXIT_FAULT
         if self.stopping is not None or any(job.status == "stopped" for job in self.jobs):
             return EXIT_STOPPED
-        return EXIT_DONE if all(job.status == "done" for job in self.jobs) else EXIT_FAULT
+        return EXIT_DONE if all(job.status in ("done", DRY) for job in self.jobs) else EXIT_FAULT
 
     def _job(self, words: list[str]) -> Job:
         name = folder_name(words)
@@ -157,7 +155,9 @@ class Sweep:
             config = compose(words, extra=self.extra)
             config = replace(config, output_root=config.run_dir, name=name)
             job = Job(words, name, config)
-            check(config, job.ranks, job.ranks)
+            check(config, job.places.ranks, job.places.ranks_per_host)
+            if config.launch.supervise or config.launch.print != "none":
+                raise ConfigError("launch.supervise, launch.print", "a sweep", "one run", "the job's own command line")
         except FrameworkError as error:
             return Job(words, name, None, error.letter(), "refused")
         return job
@@ -171,11 +171,13 @@ class Sweep:
         passed_over = ""
         if job.config is None:
             self._tell(job, job.said)
+        elif job.config.launch.dry_run:
+            job.status = DRY
+            self._tell(job, shown(job.config, [word for word in job.words if not word.startswith("launch.dry_run=")], job.places))
         elif _done(job):
             job.status, passed_over = "done", " before"
         else:
             began, output = time.monotonic(), job.folder / "logs" / "launch.log"
-            write_atomic(job.frozen, yaml.safe_dump(to_dict(job.config), sort_keys=False).encode())
             for _ in range(PORT_TRIES):
                 yield from self._run_once(job, output, share, began)
                 if not _port_taken(output):

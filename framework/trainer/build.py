@@ -35,6 +35,7 @@ from framework.topology.random import APART, Streams, seed_training
 from framework.trainer import folder, recomputing, resume
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
+from framework.trainer.pulse import Pulse
 from framework.trainer.records import Records
 from framework.trainer.rewind import leave_line
 from framework.trainer.run import Hook, Position, Run
@@ -58,6 +59,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     groups = make_groups(grid, process.rank, config.launch.timeout)
     run_folder = _claim_together(config, groups)
     log.open(run_folder / "logs" / f"rank_{process.rank}.log")
+    pulse = Pulse(run_folder, process.rank)
 
     streams = Streams(accelerator(), [APART] if grid.tensor > 1 else [])
     engine = _engine(config, groups, grid, streams)
@@ -71,6 +73,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     run.hooks = _hooks(run, groups, corpora, settings, records)
     if config.checkpoint.mode != "none":
         run.hooks.append(make_saver(run, groups, records, writer, fingerprint))
+    run.hooks.append(pulse)
 
     seed_training(config.seed, groups.place, streams)
     if found is not None:

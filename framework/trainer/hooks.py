@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,18 @@ class Evaluation(Quiet):
             return
         with run.clock.aside():
             began = time.perf_counter()
-            loss_sum, tokens = run.engine.evaluate(self.stopping.unless_stopped(self.batches()))
+            loss_sum, tokens = run.engine.evaluate(self._lively(run, self.stopping.unless_stopped(self.batches())))
             if self.stopping.interrupted:
                 return
             record = EvalRecord(turn.step, loss_sum / max(1, tokens), tokens, self.samples, time.perf_counter() - began)
             for sink in self.sinks:
                 sink.evaluation(record)
+
+    @staticmethod
+    def _lively(run: Run, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+        for batch in batches:
+            run.clock.tell("aside")
+            yield batch
 
 
 class SampleLog(Quiet):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,22 +44,26 @@ class Turn:
 
 
 class Clock:
-    """Seconds between finished steps, without what is measured apart (evaluation, saving)."""
+    """Seconds between finished steps, without what is measured apart (evaluation, saving). `tell` hears of each: step, aside."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] = lambda phase: None) -> None:
+        self.tell = tell
         self._since = time.perf_counter()
 
     def lap(self) -> float:
         """Seconds since the last lap."""
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
+        self.tell("step")
         return seconds
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What happens inside does not count."""
         began = time.perf_counter()
+        self.tell("aside")
         yield
+        self.tell("step")
         self._since += time.perf_counter() - began
 
 

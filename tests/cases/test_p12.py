@@ -124,8 +124,11 @@ ON_TWO_RANKS: dict[str, dict[str, tuple[Any, Callable[[Any], Any]]]] = {
     },
 }
 """Settings that one process cannot have, by axis: the value, and how it is found in the live model of four blocks and learned positions."""
-OTHER_PROGRAMS = {"verify.steps": "verify", "verify.matrix": "verify", "launch.num_procs": "verify"}
+OTHER_PROGRAMS = {"verify.steps": "verify", "verify.matrix": "verify", "launch.num_procs": "launch"}
 OTHER_PROGRAMS |= dict.fromkeys(("launch.parallel_jobs", "launch.job_limit", "launch.fail_fast", "launch.objective"), "a sweep")
+OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("hostfile", "include", "exclude", "launcher", "node_rank")), "launch")
+OTHER_PROGRAMS |= dict.fromkeys(("launch.master_addr", "launch.master_port", "launch.dry_run", "launch.print"), "launch")
+OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("supervise", "restarts", "hang_factor", "hang_least", "elastic")), "launch")
 OTHER_PROGRAMS |= {"run": "convert", "convert.out": "convert", "convert.dtype": "convert"}
 """Settings that their own meaning gives to another program, with its name; tested where it is."""
 

@@ -53,6 +53,8 @@ OFFENDERS: dict[str, Offender] = {
     "plain_engine": Offender(["engine=plain", "zero=stage1"], ["engine=deepspeed"]),
     "recompute_words": Offender(["recompute.every=2"], ["recompute.granularity=full"]),
     "objective": Offender(["launch.objective=eval.loss", "eval.every=-1"], ["eval.every=0"]),
+    "hosts_words": Offender(["launch.node_rank=1"], ["launch.node_rank=null"]),
+    "supervisor_words": Offender(["launch.elastic=true"], ["launch.supervise=true"]),
     "save_every": Offender(["checkpoint.every=-1"], ["checkpoint.every=auto"]),
     "save_memory": Offender(["checkpoint.memory_every=5"], ["checkpoint.memory_every=0"], ranks=2, host=1),
     "sample_text": Offender(["monitor.sample_tokens=5", "data=synthetic"], ["monitor.sample_tokens=0"]),

@@ -1,0 +1,174 @@
+"""The supervisor through the command line: what it starts again, from where, on how many ranks, and when it gives up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import runs
+from tests.ranks import ROOT, Completed, Job
+from tests.sweeps import command
+
+WORDS = ["name=run", "checkpoint=sync", "checkpoint.every=3", "launch.supervise=true", "verify.hash_every=1", "model.dropout=0.1"]
+
+
+def fault(tmp_path: Path, kind: str, rank: int = 1, step: int = 7, once: bool = True) -> dict[str, str]:
+    """The environment that strikes `rank`; without `once`, at every start: the mark cannot be made there."""
+    flag = tmp_path / "struck" if once else Path("/dev/full/struck")
+    struck = {"FAULT_RANK": str(rank), "FAULT_STEP": str(step), "FAULT_KIND": kind, "FAULT_ONCE": str(flag)}
+    return {"PYTHONPATH": f"{ROOT / 'tests/faults'}:{ROOT}", **struck}
+
+
+def start(words: list[str], cwd: Path, steps: int = 20, env: dict[str, str] | None = None, timeout: float = 240) -> Completed:
+    with Job(command(words, cwd, steps), None, cwd, env) as job:
+        done = job.wait(timeout)
+        assert job.processes() == []
+    assert done.left_behind == ()
+    return done
+
+
+def straight(cwd: Path, words: list[str], steps: int = 20) -> Path:
+    """The same run, never disturbed."""
+    done = start([*words, "name=straight"], cwd, steps)
+    assert done.code == 0, done.stdout + done.stderr
+    return cwd / "runs/straight"
+
+
+def restarts(run: Path) -> list[dict[str, Any]]:
+    return runs.events(run, "restart")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "cause"), [("crash", "a planted fault"), ("kill", "rank 1 was killed by SIGKILL")])
+def test_a_run_that_loses_a_rank_goes_on(kind: str, cause: str, tmp_path: Path) -> None:
+    words = [*WORDS, "launch.num_procs=2"]
+    done = start(words, tmp_path, env=fault(tmp_path, kind))
+    assert done.code == 0, done.stdout + done.stderr
+    run = tmp_path / "runs/run"
+    [restart] = restarts(run)
+    assert cause in restart["because"]
+    assert (restart["start"], restart["after_step"], restart["ranks"]) == (2, 6, 2)
+    assert runs.events(run, "resume")[-1]["step"] == 6
+    assert runs.same_steps(runs.hashes(run), runs.hashes(straight(tmp_path, words)))
+
+
+@pytest.mark.slow
+def test_a_hang_is_seen_and_its_stacks_are_kept(tmp_path: Path) -> None:
+    words = [*WORDS, "launch.num_procs=2", "launch.hang_least=5", "launch.hang_factor=20"]
+    done = start(words, tmp_path, env=fault(tmp_path, "hang"))
+    assert done.code == 0, done.stdout + done.stderr
+    run = tmp_path / "runs/run"
+    [restart] = restarts(run)
+    assert "a hang" in restart["because"]
+    for rank in range(2):
+        kept = list((run / "logs").glob(f"stacks_{rank}*.txt"))
+        assert any("most recent call first" in path.read_text() for path in kept), rank
+    assert "strike" in "".join(path.read_text() for path in (run / "logs").glob("stacks_1*.txt"))
+    assert runs.facts(run)["status"] == "done"
+    assert runs.same_steps(runs.hashes(run), runs.hashes(straight(tmp_path, words)))
+
+
+@pytest.mark.slow
+def test_a_crash_at_the_same_step_again_and_again_ends_with_the_cause(tmp_path: Path) -> None:
+    words = [*WORDS, "checkpoint.every=100", "launch.num_procs=2", "launch.restarts=9"]
+    done = start(words, tmp_path, env=fault(tmp_path, "crash", step=4, once=False))
+    assert done.code == 1
+    assert "3 starts" in done.stderr
+    assert "a planted fault" in done.stderr
+    assert len(restarts(tmp_path / "runs/run")) == 2
+
+
+@pytest.mark.slow
+def test_a_single_process_is_supervised_too(tmp_path: Path) -> None:
+    with Job(command([*WORDS, "launch.num_procs=1"], tmp_path, 2000), None, tmp_path) as job:
+        run = tmp_path / "runs/run"
+        wait_for(run, job, 5)
+        supervisor = min(job.processes(), key=lambda one: one.pid)
+        next(one for one in supervisor.children() if "--frozen" in one.cmdline()).kill()
+        while len(restarts(run)) < 1:
+            assert job.running(), job.output()
+            time.sleep(0.1)
+        wait_for(run, job, 12)
+        job.send(signal.SIGTERM)
+        done = job.wait(60)
+    assert done.code == 75, done.stdout + done.stderr
+    assert "killed by SIGKILL" in restarts(run)[0]["because"]
+    assert runs.facts(run)["status"] == "stopped"
+
+
+def wait_for(run: Path, job: Job, step: int) -> None:
+    until = time.monotonic() + 120
+    while max(runs.losses(run), default=0) < step:
+        assert job.running(), job.output()
+        assert time.monotonic() < until, job.output()
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_elastic_goes_on_with_the_ranks_that_are_left(tmp_path: Path) -> None:
+    """4 ranks, one killed in step 7 of 20: the same global batch and the same samples on fewer."""
+    words = [*WORDS, "launch.num_procs=4", "launch.elastic=true", "data.log_samples=true", "model.dropout=0"]
+    died = []
+    watcher = threading.Thread(target=lambda: died.append(seen(tmp_path / "struck")), daemon=True)
+    watcher.start()
+    done = start(words, tmp_path, env=fault(tmp_path, "kill", rank=3))
+    assert done.code == 0, done.stdout + done.stderr
+    run, other = tmp_path / "runs/run", straight(tmp_path, words)
+    [restart] = restarts(run)
+    assert restart["ranks"] in (2, 3)
+    assert restart["micro_size"] * restart["accumulation"] * restart["ranks"] == 4
+    assert runs.facts(run)["world"]["size"] == restart["ranks"]
+    first = next(line for line in runs.lines(run / "metrics.jsonl")[::-1] if line["step"] == 7)
+    assert first["samples"] == 4
+    for step in range(8, 21):
+        assert samples(run, step) == samples(other, step)
+        assert len(samples(run, step)) == 4
+    ours, theirs = runs.losses(run), runs.losses(other)
+    assert ours[20][0] == pytest.approx(theirs[20][0], abs=1e-4)
+    assert min(folder.stat().st_mtime for folder in (run / "checkpoints").iterdir()) - died[0] < 60  # a later step is saved
+
+
+def seen(flag: Path) -> float:
+    while not flag.exists():
+        time.sleep(0.05)
+    return flag.stat().st_mtime
+
+
+def samples(run: Path, step: int) -> list[int]:
+    """Global sample indices of a step, of the start that did it last: the lines of a start have as many data ranks as it had."""
+    found = [line for line in runs.lines(run / "samples.jsonl") if line["step"] == step]
+    return sorted(index for line in found for index in line["ids"])
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one_run(tmp_path: Path) -> None:
+    """Two launchers that know nothing of each other but the address: 2 x 1 ranks are 1 x 2 ranks, bit for bit."""
+    (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
+    port = 20_000 + os.getpid() % 10_000
+    alike = ["checkpoint=sync", "verify.hash_every=1", "model.dropout=0.1"]
+    apart = ["launch.hostfile=hosts", "launch.launcher=no_ssh", "launch.master_addr=127.0.0.1", f"launch.master_port={port}"]
+    jobs = [Job(command([*alike, *apart, "name=two", f"launch.node_rank={rank}"], tmp_path, 10), None, tmp_path) for rank in range(2)]
+    try:
+        ended = [job.wait(120) for job in jobs]
+    finally:
+        for job in jobs:
+            job.end()
+    assert [done.code for done in ended] == [0, 0], [done.stdout + done.stderr for done in ended]
+    one = start([*alike, "name=one", "launch.num_procs=2"], tmp_path, 10)
+    assert one.code == 0, one.stdout + one.stderr
+    assert runs.hashes(tmp_path / "runs/two") == runs.hashes(tmp_path / "runs/one")
+    assert len(runs.hashes(tmp_path / "runs/two")) == 20
+
+
+@pytest.mark.slow
+def test_a_fault_without_a_supervisor_is_a_letter(tmp_path: Path) -> None:
+    done = start([word for word in [*WORDS, "launch.num_procs=2"] if "supervise" not in word], tmp_path, env=fault(tmp_path, "kill"))
+    assert done.code == 1
+    assert "rank 1 was killed by SIGKILL after step 6" in done.stderr
+    assert restarts(tmp_path / "runs/run") == []
