@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,12 @@ from typing import Any
 
 import pytest
 
+from framework.base.errors import RunError
+from framework.config.check import check
+from framework.config.compose import compose
+from framework.launch.command import Places, places, read_hosts
+from framework.launch.tree import free_port
+from framework.studies.supervise import Ending, Supervisor
 from tests import runs
 from tests.ranks import ROOT, Completed, Job
 from tests.sweeps import command
@@ -42,6 +49,74 @@ def straight(cwd: Path, words: list[str], steps: int = 20) -> Path:
 
 def restarts(run: Path) -> list[dict[str, Any]]:
     return runs.events(run, "restart")
+
+
+# ---------------------------------------------------------------- what the next start is
+
+
+def supervisor(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """Of a run on two hosts with two ranks each, whose folder is in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("alpha slots=2\nbeta slots=2\n")
+    words = ["batch.global_size=8", "batch.micro_size=2", "launch.supervise=true", "launch.hostfile=hosts", "name=run", *words]
+    config = compose(words)
+    return Supervisor(config, places(config.launch, 1))
+
+
+def test_hosts_that_do_not_answer_are_left_out_until_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = supervisor(tmp_path, ["launch.elastic=true"], monkeypatch)
+    answering = {"beta"}
+    monkeypatch.setattr("framework.studies.supervise._answers", answering.__contains__)
+    config, there = watching._again(watching.config, Ending(None, "a lost host"), time.time())
+    assert there == Places(2, 2, {"beta": 2})
+    assert read_hosts(Path(config.launch.hostfile or "").read_text()) == {"beta": 2}
+    assert (config.batch.global_size, config.batch.micro_size) == (8, 2)
+    check(config, there.ranks, there.ranks_per_host)
+    answering.add("alpha")
+    config, there = watching._again(config, Ending(None, "another fault"), time.time())
+    assert there == Places(4, 2, {"alpha": 2, "beta": 2})
+    answering.clear()
+    with pytest.raises(RunError, match="no host"):
+        watching._again(config, Ending(None, "the end"), time.time())
+
+
+@pytest.mark.parametrize(
+    ("resume", "claimed", "saved", "then"),
+    [
+        ("never", False, False, "never"), ("never", True, False, "auto"), ("auto", True, True, "auto"),
+        ("runs/other", True, False, "runs/other"), ("runs/other", True, True, "auto"), ("must", True, False, "must"),
+    ],
+)  # fmt: skip
+def test_the_next_start_goes_on_from_this_one(
+    resume: str, claimed: bool, saved: bool, then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not from what the first start was told, once this run has something of its own."""
+    watching = supervisor(tmp_path, [f"resume={resume}"], monkeypatch)
+    watching.folder.mkdir(parents=True)
+    began = time.time()
+    if claimed:
+        (watching.folder / "config.yaml").touch()
+    if saved:
+        (watching.folder / "events.jsonl").write_text('{"event": "checkpoint", "step": 3}\n')
+    assert watching._again(watching.config, Ending(None, "a fault"), began - 1.0)[0].resume == then
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_another_start_of_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = compose([*runs.SMALL, "steps=2", "launch.num_procs=2", "data.cache=cache"])
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr("framework.studies.supervise.free_port", lambda: next(ports))
+        with Supervisor(config, places(config.launch, 1)) as watching:
+            assert watching.run() == 0
+    assert list(ports) == []
+    assert len(runs.facts(tmp_path / "runs/run")["starts"]) == 1
+
+
+# ---------------------------------------------------------------- whole runs
 
 
 @pytest.mark.slow
