@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from framework.checkpoint.alive import began
 from framework.checkpoint.direct import DirectFile
 from framework.checkpoint.errors import CheckpointError
 from framework.checkpoint.manifest import MANIFEST, File, Manifest, step_name
@@ -219,10 +220,8 @@ def discard(folder: Path) -> None:
 
 
 def owner(pid: int) -> dict[str, Any]:
-    """Who a process is, so that its number given to another process later is not taken for it."""
-    with open(f"/proc/{pid}/stat") as stat:
-        start = stat.read().rpartition(")")[2].split()[19]
-    return {"host": f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}", "pid": pid, "start": start}
+    """Who a process is; `start` is None where it does not live."""
+    return {"host": f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}", "pid": pid, "start": began(pid)}
 
 
 def is_working(mark: Path) -> bool:
@@ -232,9 +231,6 @@ def is_working(mark: Path) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     if given["host"] == owner(os.getpid())["host"]:
-        try:
-            return owner(given["pid"]) == given
-        except (FileNotFoundError, ProcessLookupError):
-            return False
+        return owner(given["pid"]) == given and given["start"] is not None
     latest = max((path.stat().st_mtime for path in mark.parent.iterdir()), default=0.0)
     return time.time() - latest < ABANDONED_S

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from framework.base.errors import ConfigError, StartError
+from framework.checkpoint.alive import began
 from framework.launch.command import RANKS_FROM
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -92,8 +93,9 @@ def read_process(environment: Mapping[str, str], flag: int | None) -> Process:
 
 def age_s() -> float:
     """Seconds since this process began, imports included."""
-    began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    return float(Path("/proc/uptime").read_text().split()[0]) - began
+    ticks = began(os.getpid())
+    assert ticks is not None
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def default_threads(ranks_per_host: int) -> int:

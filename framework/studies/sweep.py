@@ -139,7 +139,8 @@ class Sweep:
         alike = set.intersection(*(set(job.words) for job in self.jobs)) if len(self.jobs) > 1 else set()
         for job in self.jobs:
             row = job.row()
-            table.add_row(folder_name([word for word in job.words if word not in alike]), *(_shown(row.get(name, "")) for name in COLUMNS))
+            cells = [_shown(name, row.get(name, "")) for name in COLUMNS]
+            table.add_row(folder_name([word for word in job.words if word not in alike]), *cells)
         self.screen.print(table)
         for root in {job.folder.parent for job in self.jobs if job.config is not None}:
             self._write_csv(root / "sweep.csv", [job for job in self.jobs if job.config is not None and job.folder.parent == root])
@@ -247,5 +248,5 @@ def _tail(output: Path, lines: int = 15) -> str:
     return "\n".join(output.read_text(errors="replace").splitlines()[-lines:]) if output.exists() else ""
 
 
-def _shown(value: str | int | float) -> str:
-    return f"{value:.4f}" if isinstance(value, float) and value < 100 else str(value)
+def _shown(name: str, value: str | int | float) -> str:
+    return f"{value:.4f}" if name.endswith("_loss") and isinstance(value, float) else str(value)

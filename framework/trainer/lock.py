@@ -11,6 +11,7 @@ from pathlib import Path
 
 from framework.base.errors import ConfigError
 from framework.base.files import write_atomic
+from framework.checkpoint.alive import began
 
 NAME = "run.lock"
 
@@ -25,13 +26,13 @@ class Owner:
 
     @staticmethod
     def me() -> Owner:
-        began = _began(os.getpid())
-        assert began is not None
-        return Owner(socket.gethostname(), os.getpid(), began)
+        ticks = began(os.getpid())
+        assert ticks is not None
+        return Owner(socket.gethostname(), os.getpid(), ticks)
 
     def may_live(self) -> bool:
         """Whether it runs, as far as this host can tell: of another host it cannot."""
-        return self.host != socket.gethostname() or _began(self.pid) == self.began
+        return self.host != socket.gethostname() or began(self.pid) == self.began
 
 
 def take(folder: Path) -> None:
@@ -60,11 +61,3 @@ def _owner(folder: Path) -> Owner | None:
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Owner(**json.loads((folder / NAME).read_text()))
     return None
-
-
-def _began(pid: int) -> int | None:
-    """None where there is no such process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
-        return None

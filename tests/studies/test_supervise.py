@@ -160,10 +160,12 @@ def test_a_crash_at_the_same_step_again_and_again_ends_with_the_cause(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_single_process_is_supervised_too(tmp_path: Path) -> None:
-    with Job(command([*WORDS, "launch.num_procs=1"], tmp_path, 2000), None, tmp_path) as job:
+def test_a_single_process_is_supervised_too_and_tracked_as_one_run(tmp_path: Path) -> None:
+    env = {"WANDB_MODE": "offline"}
+    with Job(command([*WORDS, "launch.num_procs=1", "monitor.wandb=true"], tmp_path, 2000), None, tmp_path, env) as job:
         run = tmp_path / "runs/run"
         wait_for(run, job, 5)
+        tracked = runs.facts(run)["tracker_run_id"]
         supervisor = min(job.processes(), key=lambda one: one.pid)
         next(one for one in supervisor.children() if "--frozen" in one.cmdline()).kill()
         while len(restarts(run)) < 1:
@@ -174,6 +176,9 @@ def test_a_single_process_is_supervised_too(tmp_path: Path) -> None:
         done = job.wait(60)
     assert done.code == 75, done.stdout + done.stderr
     assert "killed by SIGKILL" in restarts(run)[0]["because"]
+    assert tracked is not None
+    assert tracked == runs.facts(run)["tracker_run_id"]
+    assert len(list((run / "wandb").glob(f"offline-run-*-{tracked}"))) == 2  # one run, of two starts
     assert runs.facts(run)["status"] == "stopped"
 
 

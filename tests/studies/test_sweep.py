@@ -144,6 +144,20 @@ def test_a_job_that_takes_too_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_each_job_is_a_tracked_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    done = sweep(["seed=1,2", "monitor.wandb=true"], tmp_path)
+    assert done.code == 0, done.stdout + done.stderr
+    folders = [tmp_path / f"runs/sweep/monitor.wandb=true,seed={seed}" for seed in (1, 2)]
+    ids = [runs.facts(folder)["tracker_run_id"] for folder in folders]
+    assert len(set(ids)) == 2
+    for folder, name in zip(folders, ids, strict=True):
+        [kept] = (folder / "wandb").glob("offline-run-*")
+        assert kept.name.endswith(f"-{name}")
+        assert list(kept.glob("*.wandb"))
+
+
+@pytest.mark.slow
 def test_jobs_side_by_side(tmp_path: Path) -> None:
     done = sweep(["seed=1,2", "launch.parallel_jobs=2"], tmp_path)
     assert done.code == 0, done.stdout + done.stderr

@@ -58,6 +58,10 @@ def test_a_dead_one_does_not(tmp_path: Path, living: dict[str, Any]) -> None:
     lock.take(tmp_path)
     (tmp_path / "run.lock").write_text("{")
     lock.take(tmp_path)
+    held(tmp_path, living)
+    os.kill(living["pid"], signal.SIGKILL)
+    os.waitid(os.P_PID, living["pid"], os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not asked how
+    lock.take(tmp_path)
 
 
 def test_of_another_host_it_cannot_tell(tmp_path: Path, living: dict[str, Any]) -> None:
