@@ -20,7 +20,7 @@ from tests.sweeps import command
 
 LONG = 100_000
 FAULTS = {"an exception in a rank": "crash", "SIGKILL of rank 1": "kill", "the disk is full": "disk"}
-WORDS = {"a setting is refused": ["zero=stage9"], "limits.wall_time is over": ["limits.wall_time=10"]}
+WORDS = {"a setting is refused": ["zero=stage9"], "limits.wall_time is over": ["limits.wall_time=30"]}
 
 
 def outer(job: Job) -> psutil.Process:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +230,51 @@ def samples(run: Path, step: int) -> list[int]:
     return sorted(index for line in found for index in line["ids"])
 
 
+@dataclass(frozen=True)
+class Hosts:
+    """Where two launchers run: the words before each one's module, its interface, and the address of the first."""
+
+    before: tuple[list[str], list[str]]
+    interfaces: tuple[str, str]
+    address: str
+
+
+@pytest.fixture(params=["loopback", "namespaces"])
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """The machine twice, or two network namespaces with a cable between them, where the machine lets us make them."""
+    if request.param == "loopback":
+        yield Hosts(([], []), ("lo", "lo"), "127.0.0.1")
+        return
+    names = [f"fw{os.getpid()}{end}" for end in "ab"]
+
+    def ip(*words: str) -> int:
+        return subprocess.run(["ip", *words], capture_output=True, check=False).returncode
+
+    if shutil.which("ip") is None or ip("netns", "add", names[0]):
+        pytest.skip("no network namespaces here")
+    try:
+        assert ip("netns", "add", names[1]) == 0
+        assert ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1]) == 0
+        for number, name in enumerate(names, start=1):
+            assert ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", name) == 0
+            assert ip("-n", name, "link", "set", name, "up") == ip("-n", name, "link", "set", "lo", "up") == 0
+        yield Hosts((["tests.in_namespace", names[0]], ["tests.in_namespace", names[1]]), (names[0], names[1]), "10.77.0.1")
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
 @pytest.mark.slow
-def test_two_hosts_are_one_run(tmp_path: Path) -> None:
+def test_two_hosts_are_one_run(hosts: Hosts, tmp_path: Path) -> None:
     """Two launchers that know nothing of each other but the address: 2 x 1 ranks are 1 x 2 ranks, bit for bit."""
     (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
     port = 20_000 + os.getpid() % 10_000
     alike = ["checkpoint=sync", "verify.hash_every=1", "model.dropout=0.1"]
-    apart = ["launch.hostfile=hosts", "launch.launcher=no_ssh", "launch.master_addr=127.0.0.1", f"launch.master_port={port}"]
-    jobs = [Job(command([*alike, *apart, "name=two", f"launch.node_rank={rank}"], tmp_path, 10), None, tmp_path) for rank in range(2)]
+    apart = ["launch.hostfile=hosts", "launch.launcher=no_ssh", f"launch.master_addr={hosts.address}", f"launch.master_port={port}"]
+    jobs = []
+    for rank, (before, interface) in enumerate(zip(hosts.before, hosts.interfaces, strict=True)):
+        words = [*before, *command([*alike, *apart, "name=two", f"launch.node_rank={rank}"], tmp_path, 10)]
+        jobs.append(Job(words, None, tmp_path, {"GLOO_SOCKET_IFNAME": interface}))
     try:
         ended = [job.wait(120) for job in jobs]
     finally:
