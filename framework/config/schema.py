@@ -274,7 +274,7 @@ class Launch:
     supervise: bool = free(False, "watch the ranks; after a crash, a lost rank or a hang start again from the newest complete state")
     restarts: int = free(3, "supervise: starts after the first one, at most")
     hang_factor: float = free(50.0, "supervise: a step that takes this many times the P99 step time is a hang")
-    hang_least: float = free(120.0, "supervise: seconds that a step may take in any case")
+    hang_least: float = free(60.0, "supervise: seconds that a step may take in any case")
     elastic: bool = free(False, "supervise: start again on the ranks that are left, with the same global batch")
     threads: int | None = free(None, "CPU threads per rank; null: cores / ranks on this host")
     parallel_jobs: int = free(1, "a sweep (-m): jobs at the same time; they share cores or devices without overlap")

@@ -6,8 +6,9 @@ import math
 
 COST_SHARE = 20
 """every=auto: the training between two saves lasts this many times as long as a save costs: 5 %."""
-PROBES = (5, 10)
-"""every=auto: steps after the start that save in order to be measured. The first makes folders and fills caches, the second tells."""
+PROBES = (5, 10, 15)
+"""every=auto: steps after the start that save in order to be measured. The first makes folders and fills caches; the dearer one of the
+others tells: a noisy step can hide what a save costs, and then every step would be saved."""
 
 
 def interval_s(cost_s: float, mtbf_hours: float | None) -> float:
@@ -22,9 +23,9 @@ def interval_s(cost_s: float, mtbf_hours: float | None) -> float:
 class Interval:
     """Says at which steps to save.
 
-    A fixed interval saves at its multiples. `auto` saves at two early steps and then, when it has learned the cost of the
-    second, `steps` after the last save; what it has chosen holds for the rest of the run and at resume. The first wait is
-    longer by what the probes have taken in advance.
+    A fixed interval saves at its multiples. `auto` saves at a few early steps and then, when it has learned what they
+    cost, `steps` after the last save; what it has chosen holds for the rest of the run and at resume. The first wait is
+    longer by what the probes have taken in advance. `cost_s` is what a save costs, as far as the probes have told.
     """
 
     def __init__(self, every: int | None, chosen: int | None, mtbf_hours: float | None) -> None:
@@ -35,6 +36,7 @@ class Interval:
         self._first = self._last = 0
         self._saves = 0
         self._owed = 0
+        self.cost_s = 0.0
 
     def begin(self, step: int) -> None:
         """The run starts from `step`, which is saved already, or from nothing (0)."""
@@ -56,9 +58,12 @@ class Interval:
 
     def learn(self, cost_s: float, step_s: float) -> int | None:
         """Take in what the last save cost, both in seconds; the interval in steps if it has just been chosen."""
-        if self.fixed is not None or self.steps is not None or self._saves < len(PROBES):
+        if self.fixed is not None or self.steps is not None or self._saves < 2:
             return None
-        self.steps = max(1, math.ceil(interval_s(cost_s, self.mtbf_hours) / max(step_s, 1e-9)))
+        self.cost_s = max(self.cost_s, cost_s)
+        if self._saves < len(PROBES):
+            return None
+        self.steps = max(1, math.ceil(interval_s(self.cost_s, self.mtbf_hours) / max(step_s, 1e-9)))
         if self.mtbf_hours is None:
             self._owed = (len(PROBES) - 1) * self.steps
         return self.steps

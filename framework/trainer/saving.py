@@ -271,7 +271,8 @@ class Saver(Quiet):
         if chosen is not None:
             self.says.chosen(chosen)
         if self.groups.rank == 0:
-            overhead = {} if chosen is None else {"every": chosen, "expected_overhead": cost_s / (chosen * max(step_s, 1e-9))}
+            expected = self.interval.cost_s / ((chosen or 1) * max(step_s, 1e-9))
+            overhead = {} if chosen is None else {"every": chosen, "expected_overhead": expected}
             self._account(save, {"cost_s": cost_s, **overhead})
 
     def _account(self, save: Pending, cost: Small) -> None:

@@ -64,7 +64,7 @@ STARTS = {
     "selective": Start(["recompute.granularity=selective"]),
     "probed": Start(["recompute=auto"]),
     "choosy": Start(["recompute=auto"]),
-    "auto": Start(["checkpoint=sync", "checkpoint.every=auto", "steps=11"]),
+    "auto": Start(["checkpoint=sync", "checkpoint.every=auto", "steps=16"]),
 }
 
 

@@ -2,6 +2,7 @@
 
 FAULT_RANK is the rank that is struck, FAULT_STEP the step of its start before whose computation it happens, FAULT_KIND what:
     crash  an exception          kill  SIGKILL          hang  a call into C that does not come back and keeps Python's lock
+    stop   SIGSTOP, as a machine that freezes
     disk   from then on no file can be written that is longer than a page, as on a full disk
 FAULT_ONCE is a file; where it exists nothing happens, and it is made when something does, if it can be.
 """
@@ -27,6 +28,8 @@ def strike(kind: str) -> None:
         raise ArithmeticError("a planted fault")
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "hang":
         ctypes.PyDLL(None).sleep(600)
     if kind == "disk":

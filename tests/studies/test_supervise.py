@@ -138,9 +138,10 @@ def test_a_run_that_loses_a_rank_goes_on(kind: str, cause: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_hang_is_seen_and_its_stacks_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["hang", "stop"])
+def test_a_hang_is_seen_and_its_stacks_are_kept(kind: str, tmp_path: Path) -> None:
     words = [*WORDS, "launch.num_procs=2", "launch.hang_least=5", "launch.hang_factor=20"]
-    done = start(words, tmp_path, env=fault(tmp_path, "hang"))
+    done = start(words, tmp_path, env=fault(tmp_path, kind))
     assert done.code == 0, done.stdout + done.stderr
     run = tmp_path / "runs/run"
     [restart] = restarts(run)

@@ -148,7 +148,7 @@ def test_each_job_is_a_tracked_run_of_its_own(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("WANDB_MODE", "offline")
     done = sweep(["seed=1,2", "monitor.wandb=true"], tmp_path)
     assert done.code == 0, done.stdout + done.stderr
-    folders = [tmp_path / f"runs/sweep/monitor.wandb=true,seed={seed}" for seed in (1, 2)]
+    folders = [tmp_path / f"runs/sweep/monitor.wandb=True,seed={seed}" for seed in (1, 2)]  # as Hydra spells it
     ids = [runs.facts(folder)["tracker_run_id"] for folder in folders]
     assert len(set(ids)) == 2
     for folder, name in zip(folders, ids, strict=True):

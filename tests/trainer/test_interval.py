@@ -51,23 +51,23 @@ def test_a_fixed_interval_saves_at_its_multiples() -> None:
 
 
 @pytest.mark.parametrize("running", [0, 3])
-def test_auto_probes_twice_and_then_keeps_to_what_it_has_learned(running: int) -> None:
-    """A save costs 0.3 s and a step 0.2 s: 20 x 0.3 / 0.2 = 30 steps; the first wait pays for both probes."""
+def test_auto_probes_and_then_keeps_to_what_it_has_learned(running: int) -> None:
+    """A save costs 0.3 s and a step 0.2 s: 20 x 0.3 / 0.2 = 30 steps; the first wait pays for all probes."""
     interval = Interval(None, None, None)
-    assert saves(interval, 0, 140, 0.3, 0.2, running) == [5, 10, 70, 100, 130]
+    assert saves(interval, 0, 140, 0.3, 0.2, running) == [5, 10, 15, 105, 135]
     assert interval.steps == 30
 
 
 def test_auto_rounds_up_and_never_below_one_step() -> None:
-    assert saves(Interval(None, None, None), 0, 13, 0.0, 0.2) == [5, 10, 12, 13]
+    assert saves(Interval(None, None, None), 0, 20, 0.0, 0.2) == [5, 10, 15, 18, 19, 20]
     interval = Interval(None, None, None)
-    saves(interval, 0, 10, 0.1, 0.9)  # 2.2 steps
+    saves(interval, 0, 15, 0.1, 0.9)  # 2.2 steps
     assert interval.steps == 3
 
 
 def test_auto_with_a_mean_time_between_failures() -> None:
     interval = Interval(None, None, 1.0)
-    assert saves(interval, 0, 200, 2.0, 1.5) == [5, 10, 90, 170]  # sqrt(2 x 2 s x 3600 s) = 120 s = 80 steps
+    assert saves(interval, 0, 200, 2.0, 1.5) == [5, 10, 15, 95, 175]  # sqrt(2 x 2 s x 3600 s) = 120 s = 80 steps
     assert interval.steps == 80
 
 
@@ -82,7 +82,7 @@ def test_what_was_chosen_holds_at_resume() -> None:
 @pytest.mark.parametrize("start", [3, 8, 1000])
 def test_auto_that_has_not_chosen_yet_probes_from_where_it_starts(start: int) -> None:
     """A run that was stopped before it had chosen, or that goes on from another run's checkpoint, has to save as well."""
-    assert saves(Interval(None, None, None), start, start + 105, 0.3, 0.2) == [start + 5, start + 10, start + 70, start + 100]
+    assert saves(Interval(None, None, None), start, start + 135, 0.3, 0.2) == [start + each for each in (5, 10, 15, 105, 135)]
 
 
 def test_a_probe_that_was_skipped_is_made_up_for() -> None:
@@ -97,5 +97,19 @@ def test_a_probe_that_was_skipped_is_made_up_for() -> None:
     assert interval.due(11)
     interval.saved(11)
     assert not interval.due(12)
+    assert interval.learn(0.3, 0.2) is None
+    assert interval.due(15)
+    interval.saved(15)
     assert interval.learn(0.3, 0.2) == 30
-    assert next(step for step in range(12, 99) if interval.due(step)) == 71
+    assert next(step for step in range(16, 199) if interval.due(step)) == 105
+
+
+@pytest.mark.parametrize("costs", [(9.0, 0.1, 0.3), (9.0, 0.3, 0.1)])
+def test_the_dearer_probe_tells_and_the_first_does_not(costs: tuple[float, ...]) -> None:
+    """A noisy step can hide what a save costs."""
+    interval = Interval(None, None, None)
+    interval.begin(0)
+    for step, cost_s in zip((5, 10, 15), costs, strict=True):
+        interval.saved(step)
+        interval.learn(cost_s, 0.2)
+    assert interval.steps == 30
