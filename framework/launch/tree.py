@@ -108,6 +108,16 @@ class Tree:
         self.process.wait()
 
 
+PORT_TRIES = 5
+"""Starts of the same before a taken port is the user's matter: between its choice and its use another program may take it."""
+
+
+def port_taken(output: Path) -> bool:
+    """Whether what ranks have said into `output` is that another program had their port: StartError of topology/groups.py."""
+    said = output.read_text(errors="replace") if output.exists() else ""
+    return "MASTER_PORT" in said and "a port in use" in said
+
+
 def free_port() -> int:
     """A TCP port of this host that nobody listens on at the moment."""
     with socket.socket() as probe:

@@ -15,7 +15,7 @@ from framework.checkpoint.folders import TEMPORARY
 from framework.checkpoint.manifest import step_of
 from framework.checkpoint.store import Store
 from framework.launch.command import TRAIN, run_command, word
-from framework.launch.tree import Tree, free_port
+from framework.launch.tree import PORT_TRIES, Tree, free_port, port_taken
 from framework.monitor.runfile import RunFile
 from framework.monitor.sinks import read_lines
 
@@ -125,8 +125,7 @@ class Runs:
     def _kill_at(self, moment: Moment, folder: Path, words: Sequence[str], number: int) -> bool:
         """Start the run and kill it at `moment`; whether that was in time, and left a checkpoint to go on from and steps to do."""
         watch = Watch(folder)
-        with self._start(folder, words, number) as tree:
-            in_time = self._wait(tree, watch, moment, number)
+        in_time = self._once(folder, words, number, watch, moment)
         newest = Store(str(folder / "checkpoints")).newest()
         if not in_time or newest is None or newest.step >= self.steps or (moment.saving and not watch.being_written()):
             return False
@@ -137,11 +136,22 @@ class Runs:
         return True
 
     def _bring_to_end(self, folder: Path, words: Sequence[str], number: int) -> None:
-        with self._start(folder, words, number) as tree:
-            self._wait(tree, Watch(folder), None, number)
+        self._once(folder, words, number, Watch(folder), None)
         status = RunFile(folder / "run.json").status
         if status != "done":  # the launcher's own exit code is 0 also where it was killed
             raise self._letter(folder, number, f"a run that ended as {status}")
+
+    def _once(self, folder: Path, words: Sequence[str], number: int, watch: Watch, moment: Moment | None) -> bool:
+        """One start as `_wait` sees it, which is over when this returns; where its port was taken, the same once more."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                with self._start(folder, words, number) as tree:
+                    return self._wait(tree, watch, moment, number)
+            except FrameworkError:
+                if tries == PORT_TRIES or not port_taken(self._output(folder, number)):
+                    raise
 
     def _start(self, folder: Path, words: Sequence[str], number: int) -> Tree:
         """A start of the run. A second one must find a checkpoint: it never begins anew in silence."""

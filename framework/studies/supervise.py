@@ -28,7 +28,7 @@ from framework.launch.environment import default_threads
 from framework.launch.frozen import freeze
 from framework.launch.start import ranks_alone
 from framework.launch.submit import submission
-from framework.launch.tree import Tree, free_port
+from framework.launch.tree import PORT_TRIES, Tree, free_port, port_taken
 from framework.monitor.runfile import RunFile
 from framework.monitor.sinks import JsonLines, read_lines
 from framework.studies.vitals import Vitals
@@ -40,7 +40,6 @@ GRACE_S = 10.0
 """The same after a rank was killed: its peers fail within a second, their writers bring a save to its end."""
 STACKS_S = 2.0
 STATUS_S = 15.0
-PORT_TRIES = 5
 NO_PROGRESS = 2
 """Starts in a row that reach no new step: more of the same would end the same."""
 
@@ -136,8 +135,7 @@ class Supervisor:
             vitals = Vitals(self.folder, config.launch.hang_factor, config.launch.hang_least, config.launch.timeout)
             with Tree(start_command(config, words, there, free_port()), output, variables=start_environment(config, there)) as tree:
                 hang = self._watch(tree, vitals, output)
-            said = output.read_text(errors="replace")
-            if tries == PORT_TRIES or "MASTER_PORT" not in said or "a port in use" not in said:
+            if tries == PORT_TRIES or not port_taken(output):
                 break
         vitals.read_steps()
         self.no_progress = 0 if vitals.step > self.best else self.no_progress + 1

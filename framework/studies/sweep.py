@@ -30,7 +30,7 @@ from framework.config.schema import Config
 from framework.launch.command import Places, places
 from framework.launch.frozen import freeze
 from framework.launch.start import ranks_alone
-from framework.launch.tree import Share, Tree, free_port, shares
+from framework.launch.tree import PORT_TRIES, Share, Tree, free_port, port_taken, shares
 from framework.monitor.runfile import RunFile
 from framework.monitor.sinks import read_lines
 from framework.studies.supervise import shown, start_command
@@ -38,7 +38,6 @@ from framework.studies.supervise import shown, start_command
 LOOK_S = 0.1
 STOP_S = 60.0
 """How long the processes of a job may take to end; then they are killed."""
-PORT_TRIES = 5
 DRY = "not started"
 LONGEST_NAME = 120
 OF_NO_MEANING = re.compile(r"(recipe|output_root|name|launch[./].*|hydra[./].*)=")
@@ -181,7 +180,7 @@ class Sweep:
             began, output = time.monotonic(), job.folder / "logs" / "launch.log"
             for _ in range(PORT_TRIES):
                 yield from self._run_once(job, output, share, began)
-                if not _port_taken(output):
+                if not port_taken(output):
                     break
             if job.status == "failed":
                 self._tell(job, _tail(output))
@@ -238,10 +237,6 @@ def _done(job: Job) -> bool:
     assert job.config is not None
     file = RunFile(job.folder / "run.json")
     return job.config.resume != "never" and file.status == "done" and file.steps >= job.config.steps
-
-
-def _port_taken(output: Path) -> bool:
-    return "MASTER_PORT" in (text := _tail(output)) and "a port in use" in text
 
 
 def _tail(output: Path, lines: int = 15) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from framework.base.errors import ConfigError, RunError
+from framework.base.errors import ConfigError, RunError, StartError
+from framework.launch.tree import PORT_TRIES, port_taken
 from framework.studies import killed
 from framework.studies.killed import Moment, Runs, Watch
+from framework.topology.groups import connect
 
 AFTER_2 = Moment(2)
 
@@ -105,3 +108,37 @@ def test_a_run_that_is_over_too_soon_is_tried_again_and_then_refused(tmp_path: P
     with pytest.raises(RunError, match="over before they could be killed"):
         runs(tmp_path, monkeypatch, program).make("killed", (), (Moment(2),))
     assert (tmp_path / "starts").read_text() == "x" * killed.ATTEMPTS
+
+
+TAKEN = """
+import sys
+starts = {starts!r}
+open(starts, "a").write("x")
+if len(open(starts).read()) <= {times}:
+    print("MASTER_PORT\\n  got       a port in use\\n  expected  a free port")
+    raise SystemExit(2)
+"""
+
+
+@pytest.mark.parametrize(("times", "then", "starts"), [(2, "a run that ended as None", 3), (99, "a port in use", PORT_TRIES)])
+def test_a_taken_port_is_another_start_of_the_same(
+    times: int, then: str, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program ends well as soon as it has its port, and is no run; a port that is never free is told."""
+    program = TAKEN.format(starts=str(tmp_path / "starts"), times=times)
+    with pytest.raises((RunError, ConfigError), match=then):
+        runs(tmp_path, monkeypatch, program).make("straight", ())
+    assert (tmp_path / "starts").read_text() == "x" * starts
+
+
+def test_what_is_taken_for_it_is_what_ranks_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(StartError) as met:
+            connect(10.0, False)
+    (tmp_path / "output").write_text(met.value.letter())
+    assert port_taken(tmp_path / "output")
