@@ -9,8 +9,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import logging
 import math
 import os
+import select
 import signal
 import threading
 import time
@@ -29,9 +31,13 @@ from framework.base.errors import EXIT_FAULT, DataError, FrameworkError, RunErro
 from framework.data.order import positions, share
 from framework.data.tokens import Corpus
 
+log = logging.getLogger(__name__)
+
 IGNORE = -100
 MAX_WORKERS = 8
 ORDERED_AHEAD = 1024
+BEGIN_S, STARTS = 20.0, 3
+"""Seconds in which a loader process must have begun, and how often they are started."""
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2): the signal that a process gets when its parent ends
 
 
@@ -194,22 +200,8 @@ class _Reader:
     """Micro-batches 0, 1, 2, ... of a source, read by loader processes (or by this one when workers is 0)."""
 
     def __init__(self, source: _Source, settings: StreamSettings) -> None:
-        workers = settings.workers
-        loader = DataLoader(
-            source,
-            batch_size=None,  # the source makes whole micro-batches itself
-            sampler=_Numbers(),
-            collate_fn=_unchanged,  # type: ignore[arg-type]
-            num_workers=workers,
-            prefetch_factor=settings.prefetch if workers else None,
-            worker_init_fn=partial(_become_worker, os.getpid()) if workers else None,
-            # Fork: workers start in milliseconds and share the maps. They use numpy only, and no thread of the parent.
-            multiprocessing_context="fork" if workers else None,
-            generator=torch.Generator(),  # without one, DataLoader draws a seed from torch's global random numbers
-        )
-        with _handler_kept(signal.SIGCHLD):
-            self._loader = iter(loader)
-        self._workers = workers
+        self._loader = _begin(source, settings)
+        self._workers = settings.workers
         self.waited_s = 0.0
         # Workers ignore SIGTERM, so an exit without close() would wait for them without end.
         atexit.register(self.close)
@@ -240,13 +232,56 @@ class _Reader:
         return torch.from_numpy(item)
 
 
+def _begin(source: _Source, settings: StreamSettings) -> Any:
+    """An iterator whose loader processes have all begun. Raises RunError where they do not.
+
+    They are forked: so they start in milliseconds and share the maps, and they use numpy only. But a fork of a process with threads
+    can stop before its first line, on a lock that a thread held at that moment (seen once in a thousand starts): a
+    set of which one does not begin is killed, and another one made.
+    """
+    for _ in range(STARTS):
+        told, tell = os.pipe()
+        loader = DataLoader(
+            source,
+            batch_size=None,  # the source makes whole micro-batches itself
+            sampler=_Numbers(),
+            collate_fn=_unchanged,  # type: ignore[arg-type]
+            num_workers=settings.workers,
+            prefetch_factor=settings.prefetch if settings.workers else None,
+            worker_init_fn=partial(_become_worker, os.getpid(), tell) if settings.workers else None,
+            multiprocessing_context="fork" if settings.workers else None,
+            generator=torch.Generator(),  # without one, DataLoader draws a seed from torch's global random numbers
+        )
+        with _handler_kept(signal.SIGCHLD):
+            iterator: Any = iter(loader)
+        begun = _count(told, settings.workers, BEGIN_S)
+        os.close(told)
+        os.close(tell)
+        if begun == settings.workers:
+            return iterator
+        log.warning("%d of %d loader processes have not begun within %.0f s: all anew", settings.workers - begun, settings.workers, BEGIN_S)
+        for process in iterator._workers:
+            process.kill()
+        iterator._shutdown_workers()
+    raise RunError("data loader processes", f"none that begins within {BEGIN_S:.0f} s, {STARTS} times", "all of them", "data.workers=0")
+
+
+def _count(told: int, wanted: int, seconds: float) -> int:
+    """Bytes that come out of a pipe until they are as many as wanted, or the time is over."""
+    until, found = time.monotonic() + seconds, 0
+    while found < wanted and select.select([told], [], [], max(0.0, until - time.monotonic()))[0]:
+        found += len(os.read(told, wanted - found))
+    return found
+
+
 def _unchanged(item: np.ndarray | DataError) -> np.ndarray | DataError:
     """Arrays go through the workers' pipe as they are: as tensors each would cost a shared-memory file, four times the time."""
     return item
 
 
-def _become_worker(trainer: int, worker: int) -> None:
-    """Runs first in each loader process: it lives as long as the process `trainer`, and no signal but that one's end stops it.
+def _become_worker(trainer: int, tell: int, worker: int) -> None:
+    """Runs first in each loader process, which says so to the pipe `tell`: it lives as long as the process `trainer`, and no signal
+    but that one's end stops it.
 
     The trainer decides when a signal ends the run, and closes its workers then.
     """
@@ -256,6 +291,7 @@ def _become_worker(trainer: int, worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    os.write(tell, b".")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from framework.base.errors import DataError, RunError
+from framework.data import stream as stream_module
 from framework.data.stream import IGNORE, MicroBatch, StreamSettings, TrainingStream, default_workers, validation_batches
 from framework.data.tokens import Corpus, TokenFile, write_tokens
 
@@ -153,6 +155,36 @@ def test_a_killed_worker_is_a_letter(tmp_path: Path) -> None:
         list(itertools.islice(iterator, 100))
     assert str(victim) in str(caught.value.got)
     assert caught.value.__context__ is None
+    assert workers_alive() == 0
+
+
+def stuck(mark: Path, often: int, begin: Callable[[int, int, int], None]) -> Callable[[int, int, int], None]:
+    """A first line that the first process of each of the first `often` starts does not reach, as after a fork that met a held lock."""
+
+    def begin_or_not(trainer: int, tell: int, worker: int) -> None:
+        if worker == 0 and len(starts := list(mark.iterdir())) < often:
+            (mark / str(len(starts))).touch()
+            time.sleep(600)
+        begin(trainer, tell, worker)
+
+    return begin_or_not
+
+
+@pytest.mark.parametrize("often", [1, 2, 9])
+def test_a_loader_process_that_does_not_begin_is_replaced(often: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starts").mkdir()
+    stream = TrainingStream(corpus_of(tmp_path, 10), replace(SETTINGS, workers=2), CPU)
+    plain = TrainingStream(corpus_of(tmp_path, 10), replace(SETTINGS, workers=0), CPU)
+    wanted = [micro.ids for step in itertools.islice(plain.start(0), 8) for micro in step]
+    monkeypatch.setattr(stream_module, "_become_worker", stuck(tmp_path / "starts", often, stream_module._become_worker))
+    monkeypatch.setattr(stream_module, "BEGIN_S", 1.0)
+    if often > stream_module.STARTS:
+        with pytest.raises(RunError, match="data loader processes"):
+            stream.start(0)
+    else:
+        found = [micro.ids for step in itertools.islice(stream.start(0), 8) for micro in step]
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        stream.close()
     assert workers_alive() == 0
 
 
