@@ -147,9 +147,9 @@ def test_a_hang_is_seen_and_its_stacks_are_kept(kind: str, tmp_path: Path) -> No
     [restart] = restarts(run)
     assert "a hang" in restart["because"]
     for rank in range(2):
-        kept = list((run / "logs").glob(f"stacks_{rank}*.txt"))
-        assert any("most recent call first" in path.read_text() for path in kept), rank
-    assert "strike" in "".join(path.read_text() for path in (run / "logs").glob("stacks_1*.txt"))
+        assert "most recent call first" in (run / f"logs/stacks_{rank}.txt").read_text()
+    if kind == "hang":  # a process that was frozen goes on before it answers
+        assert "strike" in (run / "logs/stacks_1.txt").read_text()
     assert runs.facts(run)["status"] == "done"
     assert runs.same_steps(runs.hashes(run), runs.hashes(straight(tmp_path, words)))
 
