@@ -18,7 +18,7 @@ PAGE = CONF / "README.md"
 HEAD = """
 # The settings
 
-Made by `make docs` from `framework/config/schema.py`, `framework/config/check.py` and the comments in this folder: edit those.
+Made by `make docs` from `framework/config/schema.py`, `framework/config/rules_*.py` and the comments in this folder: edit those.
 
 A command line names a recipe, then choices of groups, then single settings; later words win:
 

@@ -27,6 +27,10 @@ class Parameter:
     decayed: bool = False
     tied_to: str | None = None
 
+    def local_shape(self, degree: int) -> tuple[int, ...]:
+        """Of the part that one of `degree` tensor ranks holds: equal parts, so that the last ones of a vocabulary may hold padding."""
+        return tuple(-(-length // degree) if axis == self.split else length for axis, length in enumerate(self.shape))
+
 
 def table(model: schema.Model) -> tuple[Parameter, ...]:
     """Every logical tensor in the order of the forward pass. A tied head is listed, with `tied_to`."""

@@ -25,6 +25,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "limits.wall_time": (0, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
     "launch.parallel_jobs": (1, None), "launch.job_limit": (0, None),
     "launch.node_rank": (0, None), "launch.master_port": (1, 65_535), "launch.restarts": (0, None), "launch.hang_factor": (1, None),
-    "launch.hang_least": (0, None),
+    "launch.hang_least": (0, None), "plan.world_size": (1, None), "plan.ranks_per_host": (1, None), "plan.show": (1, None),
+    "plan.probe": (0, None),
 }  # fmt: skip
 """key: (least, greatest) value allowed, both included; None: no limit. A key set to null is not looked at."""

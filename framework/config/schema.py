@@ -286,6 +286,22 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """python -m framework.plan: memory, time and layouts on paper, before anything runs."""
+
+    world_size: int | None = free(None, "ranks to plan for; null: launch's, or one replica's")
+    ranks_per_host: int | None = free(None, "ranks that share a host; null: the hardware's devices, at most world_size")
+    hardware: str = free("auto", "what to plan for, a name of the hardware table; auto: the CPU of this machine")
+    format: Literal["text", "json"] = free("text", "for people, or for programs")
+    build: bool = free(False, "build the model of each pipeline stage without memory, and hold it against the Ledger")
+    search: bool = free(False, "search all layouts of world_size ranks and rank those that fit by time")
+    explain: bool = free(False, "search: say of every layout that was left out why")
+    show: int = free(10, "search: layouts that are listed")
+    probe: int = free(0, "search: really run this many of the best for a few steps, and report estimate against measurement")
+    write: str | None = free(None, "search: write the first choice as a recipe to this file")
+
+
+@dataclass(frozen=True)
 class Convert:
     """python -m framework.convert: what to make of a run's newest checkpoint."""
 
@@ -325,6 +341,7 @@ class Config:
     adapter: Adapter = block(Adapter)
     limits: Limits = block(Limits)
     launch: Launch = block(Launch)
+    plan: Plan = block(Plan)
     convert: Convert = block(Convert)
 
     @property

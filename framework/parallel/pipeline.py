@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from framework.checkpoint.shards import Logical
 from framework.model.loss import TokenLoss
 from framework.model.transformer import Transformer
-from framework.parallel.partition import Bounds
+from framework.planner.partition import Bounds
 from framework.topology.grid import Grid
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"

@@ -23,8 +23,8 @@ def _part(entry: parameters.Parameter, degree: int, rank: int) -> Logical:
     if entry.split is None:
         whole = Logical.whole(entry.name, entry.shape)
         return Logical(entry.name, whole.shape, whole.offset, whole.size, primary=rank == 0)
-    width = -(-entry.shape[entry.split] // degree)
+    size = entry.local_shape(degree)
+    width = size[entry.split]
     assert width * degree == entry.shape[entry.split] or entry.block is None, f"{entry.name} does not divide by {degree}"
-    offset, size = [0] * len(entry.shape), list(entry.shape)
-    offset[entry.split], size[entry.split] = rank * width, width
-    return Logical(entry.name, entry.shape, tuple(offset), tuple(size))
+    offset = tuple(rank * width if axis == entry.split else 0 for axis in range(len(size)))
+    return Logical(entry.name, entry.shape, offset, size)

@@ -10,8 +10,8 @@ import torch
 from framework.config.schema import Config
 from framework.engine.instructions import bubble, idle_share, replay
 from framework.engine.pipelined import PipelinedEngine
-from framework.parallel.partition import Bounds, costs, cut, joined
 from framework.parallel.probe import Probe, plain_block
+from framework.planner.partition import Bounds, costs, cut, joined
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups
 from framework.trainer.folder import resolved

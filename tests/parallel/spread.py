@@ -16,8 +16,8 @@ from framework.engine.engine import PlainEngine
 from framework.engine.pipelined import PipelinedEngine
 from framework.engine.sharded import DeepSpeedEngine, settler
 from framework.parallel.apply import make_model
-from framework.parallel.partition import costs, cut
 from framework.parallel.pipeline import Cut, assemble
+from framework.planner.partition import costs, cut
 from framework.topology.grid import Grid, Place
 from framework.topology.groups import accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training

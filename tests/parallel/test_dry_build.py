@@ -10,9 +10,9 @@ import torch.distributed as dist
 from framework.config import parameters
 from framework.config.compose import compose
 from framework.parallel.apply import outline
-from framework.parallel.partition import costs, cut
 from framework.parallel.pipeline import Cut
 from framework.parallel.plan import plan
+from framework.planner.partition import costs, cut
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups
 from framework.topology.random import APART, Streams

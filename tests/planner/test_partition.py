@@ -11,7 +11,7 @@ import pytest
 
 from framework.config import parameters
 from framework.config.schema import Model
-from framework.parallel.partition import costs, cut, joined
+from framework.planner.partition import costs, cut, joined
 
 Bounds = list[tuple[int, int]]
 

@@ -1,0 +1,108 @@
+"""Rules of everything around the model: name, data, schedule, starting ranks, saving, showing. Pure functions of a case."""
+
+from __future__ import annotations
+
+import re
+
+from framework.config.case import Case, Offence, Rule
+from framework.config.schema import Launch
+
+
+def name(case: Case) -> Offence | None:
+    """the name is one folder below output_root: letters, digits, and . - _ = , +"""
+    given = case.config.name
+    if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._=,+-]*", given):
+        return None
+    return Offence("name", repr(given), "name=run")
+
+
+def files(case: Case) -> Offence | None:
+    """data=tokens reads data.files, and the other kinds build their own"""
+    data = case.config.data
+    if (data.kind == "tokens") == bool(data.files) and (data.kind == "tokens" or not data.val_files):
+        return None
+    got = f"{[*data.files, *data.val_files]} with data.kind {data.kind}"
+    return Offence("data.files", got, "data=tokens data.files=[PATH_WITHOUT_SUFFIX]")
+
+
+def schedule_length(case: Case) -> Offence | None:
+    """warm-up and decay of wsd fit into schedule.total_steps"""
+    s = case.config.schedule
+    if s.name != "wsd" or s.warmup_steps + s.decay_steps <= s.total_steps:
+        return None
+    got = f"{s.warmup_steps} + decay {s.decay_steps}, total {s.total_steps}"
+    return Offence("schedule.warmup_steps", got, "a shorter warm-up or decay")
+
+
+def wsd_decay(case: Case) -> Offence | None:
+    """decay_steps is the length of wsd's decay, and of no other schedule's"""
+    s = case.config.schedule
+    if (s.name == "wsd") == (s.decay_steps > 0):
+        return None
+    return Offence("schedule.decay_steps", f"{s.decay_steps} with schedule.name {s.name}", "schedule=wsd schedule.decay_steps=N")
+
+
+def objective(case: Case) -> Offence | None:
+    """launch.objective=eval.loss needs an evaluation"""
+    if case.config.launch.objective != "eval.loss" or case.config.eval.every >= 0:
+        return None
+    return Offence("launch.objective", f"eval.loss with eval.every {case.config.eval.every}", "launch.objective=train.loss")
+
+
+def hosts_words(case: Case) -> Offence | None:
+    """launch: include, exclude, launcher and master_addr belong to a hostfile, of include and exclude one; node_rank belongs to no_ssh"""
+    given, usual = case.config.launch, Launch()
+    for word in ("include", "exclude", "launcher", "master_addr"):
+        if given.hostfile is None and getattr(given, word) != getattr(usual, word):
+            return Offence(f"launch.{word}", f"{getattr(given, word)} without a hostfile", "launch.hostfile=FILE")
+    if given.include and given.exclude:
+        return Offence("launch.exclude", f"{given.exclude} with include {given.include}", "launch.exclude=''")
+    if (given.include or given.exclude) and given.launcher in ("openmpi", "mpich"):
+        return Offence("launch.launcher", f"{given.launcher} with include or exclude", "launch.hostfile=FILE, with these hosts alone")
+    if (given.launcher == "no_ssh") != (given.node_rank is not None):
+        got = f"{given.node_rank} with launcher {given.launcher}"
+        return Offence("launch.node_rank", got, "both: launch.launcher=no_ssh launch.node_rank=0")
+    return None
+
+
+def supervisor_words(case: Case) -> Offence | None:
+    """launch: restarts, hang_factor, hang_least and elastic belong to supervise; one supervisor starts the ranks of all hosts"""
+    given, usual = case.config.launch, Launch()
+    for word in ("restarts", "hang_factor", "hang_least", "elastic"):
+        if not given.supervise and getattr(given, word) != getattr(usual, word):
+            return Offence(f"launch.{word}", f"{getattr(given, word)} without supervise", "launch.supervise=true")
+    if given.supervise and given.launcher == "no_ssh":
+        return Offence("launch.supervise", "true with launcher no_ssh", "launch.launcher=pdsh, openmpi, mpich or slurm")
+    if given.supervise and given.print != "none":
+        return Offence("launch.print", f"{given.print} with supervise", "launch.supervise=false; Slurm and Kubernetes start again")
+    return None
+
+
+def save_every(case: Case) -> Offence | None:
+    """checkpoint.every is a number of steps, 0 or more, or auto"""
+    every = case.config.checkpoint.every
+    if every == "auto" or every >= 0:
+        return None
+    return Offence("checkpoint.every", str(every), "checkpoint.every=auto")
+
+
+def save_memory(case: Case) -> Offence | None:
+    """shared memory is one host's: a run over several hosts saves to disk; and a run that saves nothing saves nothing there"""
+    checkpoint = case.config.checkpoint
+    if checkpoint.memory_every == 0 or (checkpoint.mode != "none" and case.ranks == case.ranks_per_host):
+        return None
+    got = f"{checkpoint.memory_every} with checkpoint.mode {checkpoint.mode}, {case.ranks} ranks, {case.ranks_per_host} on this host"
+    return Offence("checkpoint.memory_every", got, "checkpoint.memory_every=0")
+
+
+def sample_text(case: Case) -> Offence | None:
+    """a printed sample needs ids that become text"""
+    monitor = case.config.monitor
+    if monitor.sample_tokens == 0 or case.config.data.text != "none":
+        return None
+    return Offence("monitor.sample_tokens", f"{monitor.sample_tokens} with data.text none", "monitor.sample_tokens=0")
+
+
+RUN: tuple[Rule, ...] = (
+    name, files, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, save_every, save_memory, sample_text,
+)  # fmt: skip
