@@ -23,6 +23,11 @@ def prepare_device(precision: Precision, accelerator: Any) -> None:
         accelerator.is_fp16_supported = lambda: True
 
 
+def half_type(precision: Precision) -> torch.dtype:
+    """The type of half weights."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}[precision.dtype]
+
+
 def make_scaler(precision: Precision, device: str) -> torch.amp.GradScaler:
     """The loss scaler of fp16_autocast: doubles after scale_window clean steps, halves at each overflow."""
     return torch.amp.GradScaler(device, init_scale=2.0**precision.initial_scale_power, growth_interval=precision.scale_window)

@@ -23,7 +23,7 @@ from framework.data.stream import MicroBatch
 from framework.engine.axes import Axes
 from framework.engine.engine import StepOut, clip, do_nothing, evaluation_mode, trained_tokens
 from framework.engine.optim import make_optimizer, set_rate
-from framework.engine.precision import make_scaler, prepare_device
+from framework.engine.precision import half_type, make_scaler, prepare_device
 from framework.engine.schedule import rate
 from framework.topology import collectives
 from framework.topology.groups import Groups, accelerator
@@ -152,6 +152,8 @@ def settler(config: Config, settings: dict[str, Any], groups: Groups) -> Callabl
     that no rank ever holds the whole model."""
 
     def divide(module: nn.Module) -> None:
+        if config.precision.half_weights:
+            module.to(half_type(config.precision))  # DeepSpeed casts whole models, and leaves one that is divided as it is
         deepspeed.zero.Init(module=module, data_parallel_group=groups.data, config_dict_or_path=settings, mpu=_axes(groups))
 
     def leave(module: nn.Module) -> None:

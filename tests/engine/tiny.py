@@ -22,7 +22,7 @@ from framework.config.schema import Batch, Config, Model, Optimizer, Precision, 
 from framework.data.stream import IGNORE, MicroBatch
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.engine import PlainEngine
-from framework.engine.sharded import DeepSpeedEngine
+from framework.engine.sharded import DeepSpeedEngine, settler
 from framework.model.init import initialise
 from framework.model.transformer import Transformer
 from framework.topology.grid import Grid
@@ -167,7 +167,12 @@ def sharded(config: Config, layout: Layout, rank: int, module: nn.Module | None 
     connect(60.0, shm_comm=False)
     groups = make_groups(Grid(data=layout.ranks), rank, 60.0)
     module = transformer(config.model) if module is None else module
-    return DeepSpeedEngine(module, config, deepspeed_config(config, layout.ranks, layout.accumulation), groups)
+    settings = deepspeed_config(config, layout.ranks, layout.accumulation)
+    settle = settler(config, settings, groups)
+    for part in module.modules():  # as parallel/apply.make_model does it: part by part, a tied one once
+        if any(not hasattr(parameter, "ds_id") for parameter in part.parameters(recurse=False)):
+            settle(part)
+    return DeepSpeedEngine(module, config, settings, groups)
 
 
 def live_weights(engine: DeepSpeedEngine | PlainEngine) -> dict[str, Tensor]:
