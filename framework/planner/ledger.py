@@ -12,10 +12,11 @@ BOOKS: dict[str, str] = {
     "accumulation": "fp32 sums of the micro-batches' gradients, beside half gradients",
     "masters": "fp32 weights that the optimizer updates, where they are not the parameters themselves",
     "moments": "of the optimizer",
-    "gathered": "ZeRO-3: weights that are whole on this rank for as long as they are used",
-    "buckets": "gradients on their way between ranks, and updated weights on their way back",
+    "gathered": "weights in another form than they are kept in: whole under ZeRO-3, cast under autocast",
+    "buckets": "gradients on their way between ranks, and hidden states between pipeline stages",
     "activations": "what the forward pass keeps for the backward pass, of all micro-batches in flight",
     "logits": "scores of the vocabulary and what the loss makes of them",
+    "temporaries": "what one block's backward pass works with, recomputed activations included",
 }
 """Name of each book, and what stands in it. The order is the order in which they are shown."""
 
@@ -27,16 +28,20 @@ Where = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True)
 class Ledger:
-    """Bytes of one rank by book, and where each lies. A book that is not there is empty."""
+    """Bytes of one rank by book, each at its fullest, and where it lies. A book that is not there is empty.
+
+    `peak` is the most on the device at one time: not all books are full at once.
+    """
 
     device: Mapping[str, int]
     host: Mapping[str, int]
     disk: Mapping[str, int]
+    peak: int = 0
 
     @property
     def total(self) -> int:
         """Bytes on the device at the fullest moment of a step."""
-        return sum(self.device.values())
+        return self.peak
 
     def rows(self) -> dict[str, int]:
         """Every book that is not empty, wherever it lies: bytes."""

@@ -1,0 +1,200 @@
+"""What the forward pass keeps for the backward pass, tensor by tensor: bytes of one sample on one rank, from the settings alone.
+
+The parts are those of the plain model (framework/model/): residual stream, norms, attention, feed-forward, head. A tensor that
+several operations keep counts once. Korthikanti et al. 2022, section 4.1, counts likewise, for other kernels (textbook.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from framework.config.schema import Config, Recompute
+
+FLOAT = 4
+"""Bytes of an fp32 number."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What differs between devices: whether a norm is one kernel (which keeps its input and the root, no normalised copy), bytes
+    of one element of a dropout mask (None: a number of the masked type), and whether attention with dropout keeps no weights."""
+
+    fused_norm: bool
+    mask: int | None
+    flash_dropout: bool
+
+
+CPU = Kernels(fused_norm=False, mask=None, flash_dropout=False)
+ACCELERATOR = Kernels(fused_norm=True, mask=1, flash_dropout=True)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of one sample on one rank: `tokens` it computes with, `slice` of them between the split layers, widths of its parts."""
+
+    tokens: int
+    slice: int
+    sequence: int
+    queries: int
+    keys: int
+    heads: int
+    wide: int
+    vocabulary: int
+    grouped: bool
+
+    @staticmethod
+    def of(config: Config) -> Sizes:
+        model, parallel = config.model, config.parallel
+        tensor, context = parallel.tensor, parallel.context
+        tokens = config.data.seq_length // context
+        keys = model.kv_heads // tensor
+        copies = context // math.gcd(keys, context)  # parallel/context.py: of heads that are too few to share
+        return Sizes(
+            tokens=tokens,
+            slice=tokens // tensor if parallel.sequence else tokens,
+            sequence=config.data.seq_length,
+            queries=model.num_heads * model.head_width // tensor,
+            keys=keys * copies * model.head_width,
+            heads=model.num_heads // (tensor * context),
+            wide=model.ffn_hidden_size // tensor,
+            vocabulary=-(-model.vocab_size // tensor),
+            grouped=model.num_heads // tensor > keys * copies,
+        )
+
+
+def element(config: Config) -> int:
+    """Bytes of one number where matrices are multiplied."""
+    return FLOAT if config.precision.dtype == "fp32" else 2
+
+
+def stream(config: Config) -> int:
+    """Bytes of one number of the residual stream."""
+    return element(config) if config.precision.half_weights else FLOAT
+
+
+def block(config: Config, kernels: Kernels) -> dict[str, int]:
+    """Bytes that one block keeps of one sample, by part, with nothing recomputed."""
+    return {**_norms(config, kernels), **_attention(config, kernels), **_feed_forward(config), **_masks(config, kernels)}
+
+
+def _norms(config: Config, kernels: Kernels) -> dict[str, int]:
+    """`residual`: what the two norms read; `norm`: what they keep beside it; `normed_1`, `normed_2`: what they give to the forks."""
+    model, sizes = config.model, Sizes.of(config)
+    numbers = sizes.slice * model.hidden_size
+    fused = kernels.fused_norm and model.norm == "rmsnorm"
+    statistics = sizes.slice * FLOAT * (2 if model.norm == "layernorm" else 1)
+    copy = 0 if fused or model.norm == "layernorm" else numbers * FLOAT  # x / root, before the weight
+    # Autocast gives each projection a half copy of its own; a column-parallel fork makes one for all.
+    apart = config.precision.autocast and config.parallel.tensor == 1
+    forks = (3, 2 if model.mlp == "swiglu" else 1) if apart else (1, 1)
+    return {
+        "residual": 2 * numbers * (stream(config) if fused else FLOAT),  # other kernels keep a half input in fp32
+        "norm": 2 * (statistics + copy),
+        "normed_1": forks[0] * numbers * element(config),
+        "normed_2": forks[1] * numbers * element(config),
+    }
+
+
+def _attention(config: Config, kernels: Kernels) -> dict[str, int]:
+    """`heads`: queries, keys and values; `scores`: of the softmax; `mixed`: what the output projection reads."""
+    sizes, size = Sizes.of(config), element(config)
+    queries, keys = sizes.tokens * sizes.queries, sizes.tokens * sizes.keys
+    exchanged = config.parallel.context > 1
+    mixed = queries * size
+    if config.model.dropout > 0 and not kernels.flash_dropout:
+        weights = sizes.heads * sizes.sequence**2 * FLOAT
+        return {"heads": 3 * queries * FLOAT, "scores": 3 * weights, "mixed": mixed}  # softmax, mask, and what is left
+    if sizes.grouped and config.precision.dtype == "fp32":
+        # model/attention.py repeats grouped heads in fp32. What context ranks have exchanged is kept whole beside that.
+        heads = 3 * queries + (2 * keys if exchanged else 0)
+    else:
+        heads = queries + 2 * keys
+    scores = sizes.heads * sizes.sequence * FLOAT + (mixed if exchanged else 0)
+    return {"heads": heads * size, "scores": scores, "mixed": mixed}
+
+
+def _feed_forward(config: Config) -> dict[str, int]:
+    """`wide`: what the first matrices give; `activated`: the gate's activation; `product`: what the last matrix reads."""
+    sizes = Sizes.of(config)
+    numbers = sizes.tokens * sizes.wide * element(config)
+    gated = config.model.mlp == "swiglu"
+    return {"wide": (2 if gated else 1) * numbers, "activated": numbers if gated else 0, "product": numbers}
+
+
+def _masks(config: Config, kernels: Kernels) -> dict[str, int]:
+    """Of dropout on the two residual branches, whose numbers are of the products' type."""
+    return {"masks": 2 * mask(config, kernels, element(config))}
+
+
+def mask(config: Config, kernels: Kernels, size: int) -> int:
+    """Bytes of the dropout mask of one residual stream of numbers of `size` bytes."""
+    if config.model.dropout == 0:
+        return 0
+    return Sizes.of(config).slice * config.model.hidden_size * (size if kernels.mask is None else kernels.mask)
+
+
+def kept(config: Config, kernels: Kernels, recompute: Recompute) -> dict[str, int]:
+    """`block` after `recompute` has taken away what is computed again (model/recompute.py); of a full one, a block that is."""
+    parts = block(config, kernels)
+    if recompute.granularity == "full":
+        return {"residual": _input(config)}
+    kinds = set(recompute.modules) if recompute.granularity == "selective" else set()
+    if "attention" in kinds:
+        parts |= {"heads": 0, "scores": 0, "mixed": 0}
+    elif "core" in kinds:
+        sizes = Sizes.of(config)
+        keys = sizes.tokens * config.model.kv_heads // config.parallel.tensor * config.model.head_width
+        parts |= {"heads": (sizes.tokens * sizes.queries + 2 * keys) * element(config), "scores": 0}
+    parts |= _without_feed_forward(kinds)
+    if "norm" in kinds:
+        parts |= {"norm": 0, "normed_1": 0, "normed_2": 0, "residual": 2 * _input(config)}
+    return parts
+
+
+def _without_feed_forward(kinds: Iterable[str]) -> dict[str, int]:
+    if "mlp" in kinds or {"activation", "ffn_in"} <= set(kinds):
+        return {"wide": 0, "activated": 0, "product": 0}
+    if "activation" in kinds:
+        return {"activated": 0, "product": 0}
+    return {"wide": 0, "activated": 0} if "ffn_in" in kinds else {}
+
+
+def _input(config: Config) -> int:
+    """The residual stream as it is."""
+    return Sizes.of(config).slice * config.model.hidden_size * stream(config)
+
+
+def entrance(config: Config, kernels: Kernels) -> int:
+    """Bytes that the embedding keeps."""
+    return mask(config, kernels, stream(config))
+
+
+def exit_(config: Config, kernels: Kernels) -> int:
+    """Bytes that the final norm and the head keep, without logits."""
+    if "head" in config.recompute.modules:
+        return _input(config)
+    norms, size = _norms(config, kernels), Sizes.of(config).slice * config.model.hidden_size * element(config)
+    if "norm" in config.recompute.modules:
+        return _input(config)
+    return norms["residual"] // 2 + norms["norm"] // 2 + size
+
+
+def logits(config: Config) -> int:
+    """Bytes of scores of the vocabulary at their fullest moment: where the loss begins to go backward, in fp32, there are the
+    softmax, its gradient, and the gradient of the logits; a divided vocabulary (parallel/tensor.py) makes its gradient in one."""
+    sizes = Sizes.of(config)
+    return (3 if config.parallel.tensor == 1 else 2) * sizes.tokens * sizes.vocabulary * FLOAT
+
+
+def backward(config: Config, kernels: Kernels) -> int:
+    """Bytes beside what is kept while one block goes backward: gradients under way, and what is computed again just then."""
+    sizes, size, parts = Sizes.of(config), element(config), block(config, kernels)
+    under_way = max(3 * sizes.tokens * sizes.wide, 4 * sizes.tokens * sizes.queries) * size + 2 * _input(config)
+    if config.recompute.granularity == "full":
+        return under_way + sum(parts.values()) - parts["residual"] // 2
+    after = kept(config, kernels, config.recompute)
+    freed = {part: parts[part] - after.get(part, 0) for part in parts}
+    regions = (("heads", "scores", "mixed", "normed_1"), ("wide", "activated", "product", "normed_2"))
+    return under_way + max(sum(freed[part] for part in region) for region in regions)
