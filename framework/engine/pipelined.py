@@ -8,7 +8,7 @@ gradient is clipped at ZeRO stage 0 and whoever still reads the old state is wai
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -100,8 +100,18 @@ class PipelinedEngine(DeepSpeedEngine):
         self.engine._INSTRUCTION_MAP = recorder.watch(self._instructions)
         return recorder
 
+    def after_backward(self, call: Callable[[], None]) -> None:
+        """Call it after each backward pass of a micro-batch, until `stop_recording`."""
+        run = self._instructions[schedule.BackwardPass]
+
+        def watched(engine: PipelineEngine, buffer_id: int) -> None:
+            run(engine, buffer_id)
+            call()
+
+        self.engine._INSTRUCTION_MAP = {**self._instructions, schedule.BackwardPass: watched}
+
     def stop_recording(self) -> None:
-        """Time nothing any more."""
+        """Watch nothing any more."""
         self.engine._INSTRUCTION_MAP = self._instructions
 
     def _take_shapes(self, batch: Sequence[MicroBatch]) -> None:

@@ -49,7 +49,7 @@ def collect(engine: AnyEngine, complete: bool = False) -> Collected:
     `complete` a rank gets all that it holds, which is what it must be given to go on. Kinds: "master" (fp32) and the moments
     of trained parameters, "weight" of frozen ones in their own type.
     """
-    inner = _inner_optimizer(engine)
+    inner = inner_optimizer(engine)
     _make_moments(engine, inner)
     collected: Collected = []
     for piece in _pieces(engine):
@@ -70,7 +70,7 @@ def counters(engine: AnyEngine) -> dict[str, Any]:
     scaler          state of the loss scaler, or None: {"kind": "dynamic" | "gradscaler", ...}
     deepspeed       its counters of steps and samples, or None
     """
-    steps = {int(state["step"]) for state in _inner_optimizer(engine).state.values() if "step" in state}
+    steps = {int(state["step"]) for state in inner_optimizer(engine).state.values() if "step" in state}
     assert len(steps) <= 1, f"the optimizer has updated its parameters {sorted(steps)} times"
     outer = None if isinstance(engine, PlainEngine) else engine.engine
     return {
@@ -87,7 +87,7 @@ def restore(engine: AnyEngine, load: Callable[[Collected], None], kept: dict[str
     Every rank of the data group calls it. Afterwards the next step is the one that the saved engine would have made, under
     this engine's layout.
     """
-    inner = _inner_optimizer(engine)
+    inner = inner_optimizer(engine)
     _make_moments(engine, inner)
     with torch.no_grad():
         load(collect(engine, complete=True))
@@ -153,14 +153,14 @@ class _Piece:
 
 def _pieces(engine: AnyEngine) -> Iterator[_Piece]:
     stage, ranks, rank = _sharding(engine)
-    for parameter in _module(engine).parameters():
+    for parameter in module_of(engine).parameters():
         if stage == 3:
             piece = _partition(parameter, _optimizer(engine), rank)
         elif stage == 0 or not parameter.requires_grad:
             size = parameter.numel()
             piece = _Piece(parameter, 0, size, parameter, 0, equal_parts(size, ranks, rank))
         else:
-            piece = _fragment(parameter, _inner_optimizer(engine))
+            piece = _fragment(parameter, inner_optimizer(engine))
         if piece is not None:
             yield piece
 
@@ -223,7 +223,7 @@ def _refresh_weights(engine: AnyEngine) -> None:
 def _live_weights(engine: AnyEngine) -> Iterator[tuple[str, Tensor]]:
     """(name, flat) of all weights on this rank as the forward pass finds them, without padding."""
     stage, _, rank = _sharding(engine)
-    for parameter in _module(engine).parameters():
+    for parameter in module_of(engine).parameters():
         name = parameter.logical.name
         if stage < 3:
             yield name, parameter.detach().view(-1)
@@ -269,7 +269,8 @@ def _sharding(engine: AnyEngine) -> tuple[int, int, int]:
     return engine.config.zero.stage, engine.data_ranks, dist.get_rank(engine.data_group)
 
 
-def _module(engine: AnyEngine) -> Any:
+def module_of(engine: AnyEngine) -> Any:
+    """The model that an engine trains."""
     return engine.model if isinstance(engine, PlainEngine) else engine.engine.module
 
 
@@ -278,7 +279,7 @@ def _optimizer(engine: AnyEngine) -> Any:
     return engine.optimizer
 
 
-def _inner_optimizer(engine: AnyEngine) -> torch.optim.Optimizer:
+def inner_optimizer(engine: AnyEngine) -> torch.optim.Optimizer:
     """torch's optimizer, inside DeepSpeed's at stages 1 to 3."""
     return _optimizer(engine) if _sharding(engine)[0] == 0 else _optimizer(engine).optimizer
 
