@@ -60,6 +60,8 @@ class Region:
         """`offload` keeps the inputs on the host; on a CPU they are there already."""
         self.function, self.streams, self.offload = function, streams, offload
         self.last: Output | None = None
+        self.observer: Callable[[Tensor], Any] | None = None
+        """Told of what is saved in spite of this region, where the region's hooks keep others from seeing it."""
 
     def __call__(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -86,10 +88,17 @@ class Region:
             output, self.last = self.last, None
             if output is None:
                 return reader(*inputs)
-            with saved_tensors_hooks(output.pack, Output.unpack):
+            with saved_tensors_hooks(lambda saved: self._packed(output, saved), Output.unpack):
                 return reader(*inputs)
 
+        forward.region = self  # type: ignore[attr-defined]
         return forward
+
+    def _packed(self, output: Output, saved: Tensor) -> Any:
+        packed = output.pack(saved)
+        if packed is saved and self.observer is not None:
+            self.observer(saved)
+        return packed
 
 
 class Output:

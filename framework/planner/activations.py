@@ -142,14 +142,19 @@ def kept(config: Config, kernels: Kernels, recompute: Recompute) -> dict[str, in
         return {"residual": _input(config)}
     kinds = set(recompute.modules) if recompute.granularity == "selective" else set()
     if "attention" in kinds:
-        parts |= {"heads": 0, "scores": 0, "mixed": 0}
+        parts |= {"heads": 0, "scores": 0, "mixed": 0, "normed_1": _input(config)}
     elif "core" in kinds:
         sizes = Sizes.of(config)
         keys = sizes.tokens * config.model.kv_heads // config.parallel.tensor * config.model.head_width
         parts |= {"heads": (sizes.tokens * sizes.queries + 2 * keys) * element(config), "scores": 0}
     parts |= _without_feed_forward(kinds)
+    if "mlp" in kinds or "ffn_in" in kinds:
+        parts |= {"normed_2": _input(config)}
     if "norm" in kinds:
-        parts |= {"norm": 0, "normed_1": 0, "normed_2": 0, "residual": 2 * _input(config)}
+        parts |= {"norm": 0, "residual": 2 * _input(config)}
+        # What a norm gives is computed again where a region or a projection would keep it; autocast's copy of it is another tensor.
+        fed = {"normed_1": "attention" in kinds, "normed_2": bool(kinds & {"mlp", "ffn_in"})}
+        parts |= {part: 0 for part, by_region in fed.items() if by_region or not config.precision.autocast}
     return parts
 
 
@@ -177,7 +182,7 @@ def exit_(config: Config, kernels: Kernels) -> int:
         return _input(config)
     norms, size = _norms(config, kernels), Sizes.of(config).slice * config.model.hidden_size * element(config)
     if "norm" in config.recompute.modules:
-        return _input(config)
+        return _input(config) + (size if config.precision.autocast else 0)
     return norms["residual"] // 2 + norms["norm"] // 2 + size
 
 

@@ -16,7 +16,7 @@ def predict(
 ) -> Ledger:
     """The Ledger of the rank of a pipeline stage that is number `index` of those that share its state (data x context)."""
     rank = rank_of(config, grid, stage, index, bounds)
-    return joined(config, rank, static(config, rank), working(config, rank, kernels))
+    return joined(config, rank, static(config, rank), working(config, rank, kernels), kernels)
 
 
 def fullest(config: Config, grid: Grid, kernels: Kernels = ACCELERATOR) -> Ledger:
@@ -24,10 +24,10 @@ def fullest(config: Config, grid: Grid, kernels: Kernels = ACCELERATOR) -> Ledge
     return max((predict(config, grid, stage, kernels=kernels) for stage in range(grid.pipeline)), key=lambda ledger: ledger.total)
 
 
-def joined(config: Config, rank: Rank, books: Ledger, work: dict[str, int]) -> Ledger:
+def joined(config: Config, rank: Rank, books: Ledger, work: dict[str, int], kernels: Kernels = ACCELERATOR) -> Ledger:
     """One Ledger of the static books and of those of a step's work."""
     device = {**books.device, **work}
-    return Ledger(device, books.host, books.disk, peak=_peak(config, rank, device))
+    return Ledger(device, books.host, books.disk, peak=_peak(config, rank, device, kernels))
 
 
 def working(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[str, int]:
@@ -78,12 +78,30 @@ def _buckets(config: Config, rank: Rank) -> int:
     return handed + zero.reduce_bucket_size * FLOAT * (2 if overlapping else 1)
 
 
-def _peak(config: Config, rank: Rank, books: dict[str, int]) -> int:
-    """Bytes at the fullest moment of a step: where the loss, or the first block from the end, goes backward; or the update."""
-    lasting = sum(books.get(book, 0) for book in ("parameters", "masters", "moments", "gathered"))
+def _peak(config: Config, rank: Rank, books: dict[str, int], kernels: Kernels) -> int:
+    """Bytes at the fullest moment of a step, which is one of four: the loss goes backward; the last block that is computed again
+    does; the first block does, when the other gradients are there; the update."""
+    lasting = sum(books.get(book, 0) for book in ("parameters", "masters", "moments"))
+    gathered, blocks = books.get("gathered", 0), len(range(*rank.bounds[rank.stage]))
     grown = books.get("gradients", 0) + books.get("accumulation", 0)
     held = grown if rank.micros > 1 or config.zero.stage == 3 else books.get("accumulation", 0)
-    buckets = books.get("buckets", 0)
-    work = max(books.get("logits", 0), books.get("temporaries", 0))
-    during = lasting + held + (buckets if config.zero.stage > 0 else 0) + books.get("activations", 0) + work
-    return max(during, lasting + grown + buckets)
+    buckets, kept = books.get("buckets", 0), books.get("activations", 0)
+    reducing = buckets if config.zero.stage > 0 else 0
+    micro, work = config.batch.micro_size, books.get("temporaries", 0)
+    block = micro * sum(activations.block(config, kernels).values())
+    first = micro * sum(activations.kept(config, kernels, config.recompute).values())
+    behind, others = _after_the_last(config, rank), (rank.in_flight - 1) * kept // rank.in_flight
+    return lasting + max(
+        held + reducing + gathered + kept + books.get("logits", 0),
+        held + reducing + gathered + kept - behind * block + work,
+        max(held, grown - grown // blocks) + reducing + gathered // (blocks if config.zero.stage < 3 else 1) + others + first + work,
+        grown + buckets + (gathered if config.zero.stage == 3 else 0),
+    )
+
+
+def _after_the_last(config: Config, rank: Rank) -> int:
+    """Blocks of this stage behind its last one that is computed again: these have gone backward before that is."""
+    blocks, recompute = range(*rank.bounds[rank.stage]), config.recompute
+    if recompute.granularity != "full":
+        return 0
+    return next((behind for behind, index in enumerate(reversed(blocks)) if index % recompute.every == 0), 0)

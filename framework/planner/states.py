@@ -71,7 +71,7 @@ class Rank:
         return min(self.micros, len(self.bounds) - self.stage)
 
 
-def rank_of(config: Config, grid: Grid, stage: int, index: int = 0, bounds: Bounds | None = None) -> Rank:
+def rank_of(config: Config, grid: Grid, stage: int = 0, index: int = 0, bounds: Bounds | None = None) -> Rank:
     """The rank of a pipeline stage that is number `index` of those that share its state; `bounds` where they were measured."""
     method = "uniform" if config.parallel.partition == "uniform" else "parameters"
     found = bounds or tuple(cut(costs(config.model, method), grid.pipeline))
