@@ -1,0 +1,58 @@
+"""Activations on paper against engines at work, in every layout: divided by tensor and context ranks, in flight in a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from framework.config.schema import Config, Model, Recompute
+from framework.engine.state import module_of
+from framework.monitor.memory import SavedActivations
+from framework.planner import memory
+from framework.planner.activations import CPU
+from tests.engine import tiny
+from tests.engine.tiny import ONE_THREAD, Form
+from tests.parallel.spread import ADAMW, GPT2, LLAMA, SAMPLES, Spread, engine_of
+from tests.planner.books import CHOICES, kept
+from tests.ranks import run_ranks
+
+DEEP = replace(LLAMA, num_layers=4, hidden_size=32, ffn_hidden_size=80, max_positions=64, num_kv_heads=2)
+DEEP_GPT2 = replace(GPT2, num_layers=4, hidden_size=32, ffn_hidden_size=128, max_positions=64)
+SEQUENCE = 64
+
+
+def live_and_paper(rank: int, ranks: int, config: Config, spread: Spread) -> tuple[int, int]:
+    engine = engine_of(config, spread, rank)
+    saved = SavedActivations(module_of(engine))
+    batch = tiny.samples(0, SAMPLES, SEQUENCE, 31)
+    saved.begin()
+    engine.step(spread.share(batch, spread.grid.place(rank)), tiny.tokens_of(batch))
+    saved.end()
+    paper = memory.predict(config, spread.grid, spread.grid.place(rank).pipeline, kernels=CPU)
+    return kept(saved), paper.device["activations"]
+
+
+DATA, TENSOR, SLICED, CONTEXT = Spread(2, 1), Spread(1, 2), Spread(1, 2, sequence=True), Spread(1, 1, context=2)
+PIPELINE, FOUR = Spread(1, 1, pipeline=2), Spread(1, 1, pipeline=4)
+NONE, FULL, HALF, SOME = (CHOICES[name] for name in ("none", "full", "every_2", "attention+activation"))
+CASES: list[tuple[Form, Spread, Model, Recompute]] = [
+    *((Form("fp32", 0), spread, DEEP, NONE) for spread in (TENSOR, SLICED, CONTEXT, PIPELINE, FOUR)),
+    *((Form("fp32", 1), spread, DEEP_GPT2, SOME) for spread in (TENSOR, SLICED, CONTEXT, PIPELINE)),
+    *((Form("bf16", 1), spread, DEEP_GPT2, NONE) for spread in (TENSOR, SLICED, CONTEXT, PIPELINE)),
+    *((Form("fp32", 3), spread, DEEP, HALF) for spread in (DATA, TENSOR, CONTEXT)),
+    *((Form("bf16", 3), spread, DEEP, FULL) for spread in (DATA, SLICED)),
+    *((Form("bf16_autocast", 2), spread, DEEP, NONE) for spread in (DATA, TENSOR)),
+]
+FAST = [CASES[0], CASES[3], CASES[7], CASES[12]]
+
+
+@pytest.mark.parametrize(
+    ("form", "spread", "model", "choice"),
+    [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow, id=f"{n}-{case[0]}-{case[1]}") for n, case in enumerate(CASES)],
+)
+def test_activations_are_within_five_percent(form: Form, spread: Spread, model: Model, choice: Recompute) -> None:
+    config = spread.config(form, model, ADAMW, 1.0)
+    config = replace(config, recompute=choice, data=replace(config.data, seq_length=SEQUENCE))
+    for live, paper in run_ranks(live_and_paper, spread.grid.size, config, spread, timeout=120, env=ONE_THREAD):
+        assert paper == pytest.approx(live, rel=0.05)
