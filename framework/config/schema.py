@@ -120,7 +120,7 @@ class Zero:
     stage: Literal[0, 1, 2, 3] = layout(0, "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters")
     offload: Literal["none", "cpu"] = layout("none", "where optimizer state (and parameters at stage 3) live between uses")
     overlap_comm: bool = layout(True, "reduce gradients while the backward pass goes on (a pipeline always does it afterwards)")
-    reduce_bucket_size: int = layout(50_000_000, "elements per gradient reduction")
+    reduce_bucket_size: int = layout(50_000_000, "elements per gradient reduction, at most those of the model")
     allgather_bucket_size: int = layout(50_000_000, "elements per gathering of updated parameters (stages 1 and 2)")
     prefetch_bucket_size: int = layout(50_000_000, "elements that stage 3 gathers ahead")
     persistence_threshold: int = layout(100_000, "stage 3 keeps parameters smaller than this gathered")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from framework.config.schema import Config, Precision, Zero
+from framework.planner.states import bucket
 
 
 def deepspeed_config(config: Config, data_ranks: int, accumulation: int) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def deepspeed_config(config: Config, data_ranks: int, accumulation: int) -> dict
         "disable_allgather": False,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": _zero(config.zero, overlap),
+        "zero_optimization": _zero(config.zero, bucket(config), overlap),
         **_precision(config.precision),
         **(_PIPELINE if config.parallel.pipeline > 1 else {}),
         **_switched_off(),
@@ -82,12 +83,12 @@ def _precision(precision: Precision) -> dict[str, Any]:
     }
 
 
-def _zero(zero: Zero, overlap: bool) -> dict[str, Any]:
+def _zero(zero: Zero, bucket: int, overlap: bool) -> dict[str, Any]:
     return {
         "stage": zero.stage,
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": zero.reduce_bucket_size,
+        "reduce_bucket_size": bucket,
         "use_multi_rank_bucket_allreduce": True,
         "allgather_partitions": True,
         "allgather_bucket_size": zero.allgather_bucket_size,

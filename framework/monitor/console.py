@@ -7,6 +7,7 @@ itself, at most four times a second.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console as Screen
@@ -127,6 +128,11 @@ class Console:
     def evaluation(self, record: EvalRecord) -> None:
         table = page.columns(self._config, self._screen.width)
         write(self._screen, page.eval_line(table, record, self._config.steps), "cyan")
+
+    def memory(self, lines: Sequence[str]) -> None:
+        """Show the Ledger, a line for each book."""
+        for index, line in enumerate(["", *lines, ""]):
+            write(self._screen, line, "bold" if index == 1 else "")
 
     def passage(self, title: str, text: str) -> None:
         """Show a piece of text, such as what the model writes. Control characters in it are made harmless."""

@@ -5,7 +5,7 @@ Plain ASCII, so that every log file and terminal can show it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from framework.config.schema import Config, Model
@@ -42,6 +42,38 @@ class Moment:
     @property
     def eta_s(self) -> float:
         return self.meter.eta_s(self.steps - self.record.step)
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One book of the Ledger, in bytes; `measured` is None where this machine cannot say."""
+
+    book: str
+    predicted: int
+    measured: int | None = None
+
+    @property
+    def error(self) -> float | None:
+        """What the prediction is off, as a share of what was measured."""
+        if self.measured is None or self.measured == self.predicted:
+            return None if self.measured is None else 0.0
+        return self.predicted / self.measured - 1 if self.measured else 1.0
+
+
+def memory_lines(rank: int, rows: Sequence[MemoryRow], peak: int, machine: Mapping[str, int]) -> list[str]:
+    """The Ledger of one rank as a table, and what the machine says of it."""
+    lines = [f"{f'memory of rank {rank}':<16}{'predicted':>12}{'measured':>12}  error"]
+    for row in rows:
+        measured = "-" if row.measured is None else size(row.measured)
+        error = "" if row.error is None else "exact" if row.error == 0 else f"{100 * row.error:+.1f} %"
+        lines.append(f"  {row.book:<14}{size(row.predicted):>12}{measured:>12}  {error}".rstrip())
+    lines.append(f"  {'peak':<14}{size(peak):>12}{size(machine['allocated_peak']) if 'allocated_peak' in machine else '-':>12}")
+    if "resident" in machine:
+        lines.append(f"  resident {size(machine['resident'])}, at most {size(machine['resident_peak'])}, with Python and its libraries")
+    if "reserved_peak" in machine:
+        idle, retries = size(machine["fragmented"]), machine["retries"]
+        lines.append(f"  reserved {size(machine['reserved_peak'])}, of it {idle} in pieces, {retries} retries")
+    return lines
 
 
 def short(number: float) -> str:

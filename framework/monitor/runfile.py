@@ -126,6 +126,11 @@ class RunFile:
         self._facts["resolved"][key] = value
         write_json(self.path, self._facts)
 
+    def note_memory(self, ledger: dict[str, Any]) -> None:
+        """Keep the Ledger of this start: predicted and measured bytes by book."""
+        self._facts["memory"] = ledger
+        write_json(self.path, self._facts)
+
     def track(self, run_id: str) -> None:
         """Note the id under which the run is tracked, as soon as it is known: a later start needs it."""
         self._facts["tracker_run_id"] = run_id

@@ -196,10 +196,12 @@ def logits(config: Config) -> int:
 def backward(config: Config, kernels: Kernels) -> int:
     """Bytes beside what is kept while one block goes backward: gradients under way, and what is computed again just then."""
     sizes, size, parts = Sizes.of(config), element(config), block(config, kernels)
-    under_way = max(3 * sizes.tokens * sizes.wide, 4 * sizes.tokens * sizes.queries) * size + 2 * _input(config)
+    wide = (3 if config.model.mlp == "swiglu" else 2) * sizes.tokens * sizes.wide * size
+    mixed, between = 4 * sizes.tokens * sizes.queries * size, 2 * _input(config)
     if config.recompute.granularity == "full":
-        return under_way + sum(parts.values()) - parts["residual"] // 2
+        return max(wide, mixed) + between + sum(parts.values()) - parts["residual"] // 2
     after = kept(config, kernels, config.recompute)
     freed = {part: parts[part] - after.get(part, 0) for part in parts}
-    regions = (("heads", "scores", "mixed", "normed_1"), ("wide", "activated", "product", "normed_2"))
-    return under_way + max(sum(freed[part] for part in region) for region in regions)
+    attention = mixed + sum(freed[part] for part in ("heads", "scores", "mixed", "normed_1"))
+    feed_forward = wide + sum(freed[part] for part in ("wide", "activated", "product", "normed_2"))
+    return between + max(attention, feed_forward)

@@ -7,7 +7,7 @@ from framework.planner import activations
 from framework.planner.activations import ACCELERATOR, FLOAT, Kernels
 from framework.planner.ledger import Ledger
 from framework.planner.partition import Bounds
-from framework.planner.states import Rank, rank_of, static, weight
+from framework.planner.states import Rank, bucket, rank_of, static, weight
 from framework.topology.grid import Grid
 
 
@@ -55,6 +55,8 @@ def _gathered(config: Config, rank: Rank) -> int:
     if config.zero.stage < 3:
         # A cast copy of every matrix of the blocks and of the head lasts from the forward to the backward pass.
         return 2 * sum(rank.matrices) if config.precision.autocast else 0
+    if rank.sharers == 1:
+        return 0  # the part of a single rank is the whole
     small = sum(size for size in sizes if size < config.zero.persistence_threshold)
     large = [size for size in sizes if size >= config.zero.persistence_threshold]
     ahead = max(max(large, default=0), min(config.zero.prefetch_bucket_size, sum(large)))
@@ -64,18 +66,18 @@ def _gathered(config: Config, rank: Rank) -> int:
 
 def _buckets(config: Config, rank: Rank) -> int:
     """Gradients on their way between ranks, in fp32; and the hidden states that pipeline stages hand on."""
-    zero, count = config.zero, rank.count
+    zero = config.zero
     handed = 0
     if len(rank.bounds) > 1:
         sizes = activations.Sizes.of(config)
         state = config.batch.micro_size * sizes.slice * config.model.hidden_size * activations.stream(config)
         handed = rank.in_flight * state * (not rank.last) + state * (not rank.first)
     if zero.stage == 0:
-        return handed + (min(zero.reduce_bucket_size, count) * FLOAT if rank.sharers > 1 else 0)
+        return handed + (min(bucket(config), rank.count) * FLOAT if rank.sharers > 1 else 0)
     overlapping = zero.stage in (1, 2) and zero.overlap_comm and len(rank.bounds) == 1
     if zero.stage == 1 and config.precision.half_weights and config.precision.dtype == "bf16":
         return handed
-    return handed + zero.reduce_bucket_size * FLOAT * (2 if overlapping else 1)
+    return handed + bucket(config) * FLOAT * (2 if overlapping else 1)
 
 
 def _peak(config: Config, rank: Rank, books: dict[str, int], kernels: Kernels) -> int:
@@ -86,7 +88,9 @@ def _peak(config: Config, rank: Rank, books: dict[str, int], kernels: Kernels) -
     grown = books.get("gradients", 0) + books.get("accumulation", 0)
     held = grown if rank.micros > 1 or config.zero.stage == 3 else books.get("accumulation", 0)
     buckets, kept = books.get("buckets", 0), books.get("activations", 0)
-    reducing = buckets if config.zero.stage > 0 else 0
+    # Stage 0 and a pipeline reduce when everything has gone backward.
+    later = bucket(config) * FLOAT if len(rank.bounds) > 1 else buckets
+    reducing = buckets - (later if config.zero.stage == 0 or len(rank.bounds) > 1 else 0)
     micro, work = config.batch.micro_size, books.get("temporaries", 0)
     block = micro * sum(activations.block(config, kernels).values())
     first = micro * sum(activations.kept(config, kernels, config.recompute).values())

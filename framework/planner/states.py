@@ -114,6 +114,11 @@ def static(config: Config, rank: Rank) -> Ledger:
     return _placed(config, rank, {book: nbytes for book, nbytes in books.items() if nbytes})
 
 
+def bucket(config: Config) -> int:
+    """Elements of one gradient reduction: DeepSpeed makes room for all of them, so no more than the model has."""
+    return min(config.zero.reduce_bucket_size, parameters.count(config.model))
+
+
 def weight(config: Config) -> int:
     """Bytes of an element of the weights that the forward pass reads."""
     return 2 if config.precision.half_weights else FLOAT

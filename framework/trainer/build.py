@@ -35,6 +35,7 @@ from framework.topology.random import APART, Streams, seed_training
 from framework.trainer import folder, recomputing, resume
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
+from framework.trainer.ledger import LedgerHook
 from framework.trainer.pulse import Pulse
 from framework.trainer.records import Records
 from framework.trainer.rewind import leave_line
@@ -71,6 +72,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     run = Run(config, run_folder, engine, feed, position, streams)
     records = Records(config, groups, _facts(config, corpora, process, position))
     run.hooks = _hooks(run, groups, corpora, settings, records)
+    run.hooks.append(LedgerHook(groups, grid, records.memory if groups.rank == 0 else None))
     if config.checkpoint.mode != "none":
         run.hooks.append(make_saver(run, groups, records, writer, fingerprint))
     run.hooks.append(pulse)

@@ -14,12 +14,13 @@ from framework.config.identity import meaning_hash
 from framework.config.schema import Config
 from framework.monitor.console import Console
 from framework.monitor.meters import TrainRecord, peak_memory_bytes, rate
-from framework.monitor.page import Facts
+from framework.monitor.page import Facts, memory_lines
 from framework.monitor.runfile import End, RunFile, Start
 from framework.monitor.sinks import JsonLines, Sink, Wandb
 from framework.topology.groups import Groups
 from framework.trainer import lock
 from framework.trainer.folder import run_folder
+from framework.trainer.ledger import Page
 from framework.trainer.run import Quiet, Run, Turn
 
 
@@ -61,6 +62,12 @@ class Records(Quiet):
         """Keep what an `auto` setting became."""
         if self.runfile is not None:
             self.runfile.resolve(key, value)
+
+    def memory(self, page: Page) -> None:
+        """Keep and show a Ledger."""
+        if self.runfile is not None and self.console is not None:
+            self.runfile.note_memory(page.as_dict())
+            self.console.memory(memory_lines(page.rank, page.rows, page.peak, page.machine))
 
     @property
     def tracker_run_id(self) -> str | None:

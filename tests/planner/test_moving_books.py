@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from framework.config.schema import Config, Model, Recompute
+from framework.engine.books import books
 from framework.engine.state import module_of
 from framework.monitor.memory import SavedActivations
 from framework.planner import memory
 from framework.planner.activations import CPU
 from tests.engine import tiny
 from tests.engine.tiny import ONE_THREAD, Form
+from tests.memory import LiveBytes
 from tests.parallel.spread import ADAMW, GPT2, LLAMA, SAMPLES, Spread, engine_of
 from tests.planner.books import CHOICES, kept
 from tests.ranks import run_ranks
@@ -22,15 +24,19 @@ DEEP_GPT2 = replace(GPT2, num_layers=4, hidden_size=32, ffn_hidden_size=128, max
 SEQUENCE = 64
 
 
-def live_and_paper(rank: int, ranks: int, config: Config, spread: Spread) -> tuple[int, int]:
+def live_and_paper(rank: int, ranks: int, config: Config, spread: Spread) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Activations, and the peak; each measured and on paper."""
     engine = engine_of(config, spread, rank)
-    saved = SavedActivations(module_of(engine))
-    batch = tiny.samples(0, SAMPLES, SEQUENCE, 31)
+    saved, batch = SavedActivations(module_of(engine)), tiny.samples(0, SAMPLES, SEQUENCE, 31)
+    share = spread.share(batch, spread.grid.place(rank))
     saved.begin()
-    engine.step(spread.share(batch, spread.grid.place(rank)), tiny.tokens_of(batch))
+    engine.step(share, tiny.tokens_of(batch))
     saved.end()
+    before = sum(books(engine).values())
+    with LiveBytes() as live:
+        engine.step(share, tiny.tokens_of(batch))
     paper = memory.predict(config, spread.grid, spread.grid.place(rank).pipeline, kernels=CPU)
-    return kept(saved), paper.device["activations"]
+    return (kept(saved), paper.device["activations"]), (before + live.peak, paper.peak)
 
 
 DATA, TENSOR, SLICED, CONTEXT = Spread(2, 1), Spread(1, 2), Spread(1, 2, sequence=True), Spread(1, 1, context=2)
@@ -51,8 +57,9 @@ FAST = [CASES[0], CASES[3], CASES[7], CASES[12]]
     ("form", "spread", "model", "choice"),
     [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow, id=f"{n}-{case[0]}-{case[1]}") for n, case in enumerate(CASES)],
 )
-def test_activations_are_within_five_percent(form: Form, spread: Spread, model: Model, choice: Recompute) -> None:
+def test_activations_are_within_five_percent_and_the_peak_within_ten(form: Form, spread: Spread, model: Model, choice: Recompute) -> None:
     config = spread.config(form, model, ADAMW, 1.0)
     config = replace(config, recompute=choice, data=replace(config.data, seq_length=SEQUENCE))
-    for live, paper in run_ranks(live_and_paper, spread.grid.size, config, spread, timeout=120, env=ONE_THREAD):
+    for (live, paper), (peak, paper_peak) in run_ranks(live_and_paper, spread.grid.size, config, spread, timeout=120, env=ONE_THREAD):
         assert paper == pytest.approx(live, rel=0.05)
+        assert paper_peak == pytest.approx(peak, rel=0.10)
