@@ -9,7 +9,7 @@ import pytest
 from framework.config.schema import Batch, Config, Data, Model, Parallel, Precision, Zero
 from framework.monitor import page
 from framework.monitor.meters import EvalRecord, Meter, TrainRecord
-from framework.monitor.page import Facts, Moment
+from framework.monitor.page import Facts, MemoryRow, Moment
 
 
 @pytest.mark.parametrize(
@@ -140,3 +140,27 @@ def test_the_foot_of_a_start_that_had_nothing_to_do() -> None:
 def test_skipped_steps_are_counted_in_words() -> None:
     assert page.skip_line(1, 32768.0) == "skipped 1 step: gradients overflowed, loss scale 32,768"
     assert page.skip_line(3, 8192.0) == "skipped 3 steps: gradients overflowed, loss scale 8,192"
+
+
+def test_the_ledger_as_a_table() -> None:
+    rows = [MemoryRow("parameters", 2048, 2048), MemoryRow("activations", 1100, 1000), MemoryRow("logits", 3000)]
+    lines = page.memory_lines(3, rows, 6000, {"resident": 2**29, "resident_peak": 2**30})
+    assert lines == [
+        "memory of rank 3   predicted    measured  error",
+        "  parameters        2.00 KiB    2.00 KiB  exact",
+        "  activations       1.07 KiB      1000 B  +10.0 %",
+        "  logits            2.93 KiB           -",
+        "  peak              5.86 KiB           -",
+        "  resident 512 MiB, at most 1.00 GiB, with Python and its libraries",
+    ]
+
+
+def test_the_ledger_of_an_accelerator_says_what_its_allocator_says() -> None:
+    machine = {"allocated_peak": 5000, "reserved_peak": 8192, "fragmented": 1024, "retries": 2}
+    lines = page.memory_lines(0, [], 6000, machine)
+    assert lines[1:] == ["  peak              5.86 KiB    4.88 KiB", "  reserved 8.00 KiB, of it 1.00 KiB in pieces, 2 retries"]
+
+
+@pytest.mark.parametrize(("predicted", "measured", "error"), [(5, None, None), (5, 5, 0.0), (110, 100, 0.1), (7, 0, 1.0)])
+def test_the_error_of_a_book(predicted: int, measured: int | None, error: float | None) -> None:
+    assert MemoryRow("x", predicted, measured).error == (None if error is None else pytest.approx(error))
