@@ -176,6 +176,11 @@ def entrance(config: Config, kernels: Kernels) -> int:
     return mask(config, kernels, stream(config))
 
 
+def rotation(config: Config) -> int:
+    """Bytes of the cosines and sines of rotary positions, the same for all samples of a micro-batch."""
+    return 0 if config.model.position == "learned" else Sizes.of(config).tokens * config.model.head_width * FLOAT
+
+
 def exit_(config: Config, kernels: Kernels) -> int:
     """Bytes that the final norm and the head keep, without logits."""
     if "head" in config.recompute.modules:

@@ -31,7 +31,7 @@ def joined(config: Config, rank: Rank, books: Ledger, work: dict[str, int], kern
 
 
 def working(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[str, int]:
-    """The books of a step's work. `activations`, `logits` and `temporaries` grow with batch.micro_size, the others do not."""
+    """The books of a step's work. `activations` (but for rotary positions), `logits` and `temporaries` grow with batch.micro_size."""
     micro, blocks = config.batch.micro_size, range(*rank.bounds[rank.stage])
     plain = sum(activations.block(config, kernels).values())
     less = sum(activations.kept(config, kernels, config.recompute).values())
@@ -42,7 +42,7 @@ def working(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[
     found = {
         "gathered": _gathered(config, rank),
         "buckets": _buckets(config, rank),
-        "activations": micro * rank.in_flight * each,
+        "activations": rank.in_flight * (micro * each + activations.rotation(config)),
         "logits": micro * activations.logits(config) if rank.last else 0,
         "temporaries": micro * activations.backward(config, kernels),
     }
