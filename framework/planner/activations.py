@@ -176,6 +176,22 @@ def entrance(config: Config, kernels: Kernels) -> int:
     return mask(config, kernels, stream(config))
 
 
+def cast_block(config: Config, recompute: Recompute) -> int:
+    """Bytes of the half copies of one block's matrices that autocast makes and the backward pass waits for."""
+    model, sizes = config.model, Sizes.of(config)
+    kinds = set(recompute.modules) if recompute.granularity == "selective" else set()
+    keys = model.kv_heads * model.head_width // config.parallel.tensor
+    attention = 0 if "attention" in kinds else 2 * sizes.queries + 2 * keys
+    first = 0 if kinds & {"mlp", "ffn_in"} else (2 if model.mlp == "swiglu" else 1) * sizes.wide
+    last = 0 if kinds & {"mlp", "activation"} else sizes.wide
+    return 0 if recompute.granularity == "full" else element(config) * model.hidden_size * (attention + first + last)
+
+
+def cast_head(config: Config) -> int:
+    """Bytes of the half copy of the output head's matrix."""
+    return 0 if "head" in config.recompute.modules else element(config) * config.model.hidden_size * Sizes.of(config).vocabulary
+
+
 def rotation(config: Config) -> int:
     """Bytes of the cosines and sines of rotary positions, the same for all samples of a micro-batch."""
     return 0 if config.model.position == "learned" else Sizes.of(config).tokens * config.model.head_width * FLOAT

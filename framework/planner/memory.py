@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.config.schema import Config
+from framework.config.schema import Config, Recompute
 from framework.planner import activations
 from framework.planner.activations import ACCELERATOR, FLOAT, Kernels
 from framework.planner.ledger import Ledger
@@ -53,8 +53,7 @@ def _gathered(config: Config, rank: Rank) -> int:
     """Weights in another form than they are kept in: whole under ZeRO-3, cast under autocast."""
     sizes = [size for group in rank.groups for size in group]
     if config.zero.stage < 3:
-        # A cast copy of every matrix of the blocks and of the head lasts from the forward to the backward pass.
-        return 2 * sum(rank.matrices) if config.precision.autocast else 0
+        return _cast(config, rank) if config.precision.autocast else 0
     if rank.sharers == 1:
         return 0  # the part of a single rank is the whole
     small = sum(size for size in sizes if size < config.zero.persistence_threshold)
@@ -62,6 +61,14 @@ def _gathered(config: Config, rank: Rank) -> int:
     ahead = max(max(large, default=0), min(config.zero.prefetch_bucket_size, sum(large)))
     live = min(sum(large), config.zero.max_live_parameters, max(large, default=0) + ahead)
     return weight(config) * (small + live)
+
+
+def _cast(config: Config, rank: Rank) -> int:
+    every = config.recompute.every if config.recompute.granularity == "full" else 1
+    again = activations.cast_block(config, config.recompute)
+    plain = activations.cast_block(config, Recompute())
+    blocks = sum(again if index % every == 0 else plain for index in range(*rank.bounds[rank.stage]))
+    return blocks + (activations.cast_head(config) if rank.last else 0)
 
 
 def _buckets(config: Config, rank: Rank) -> int:
