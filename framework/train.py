@@ -32,7 +32,9 @@ def train(entry: Entry) -> int | None:
     if finished(entry.config, entry.process):
         return None
     run = build(entry.config, entry.process, entry.log)
-    if drive(run) == "stopped":
+    with run.explained():
+        status = drive(run)
+    if status == "stopped":
         raise Stopped(entry.config.run_dir, f"stopped after step {run.position.step} of {entry.config.steps}, as asked", write=AGAIN)
     return None
 

@@ -65,3 +65,7 @@ class Stopped(FrameworkError):
 
 class RunError(FrameworkError):
     """Something outside this process broke a run under way: a lost rank, a full disk."""
+
+
+class MemoryShort(RunError):
+    """A rank needs more memory than it can have."""

@@ -25,7 +25,7 @@ class Case:
     @property
     def samples_at_once(self) -> int:
         """Samples that all data ranks take in one micro-batch."""
-        return self.config.batch.micro_size * self.data_ranks
+        return self.config.batch.micro * self.data_ranks
 
     @property
     def head_ranks(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 RANGES: dict[str, tuple[float | None, float | None]] = {
     "seed": (0, None), "steps": (1, None), "clip_grad_norm": (0, None), "eval.every": (-1, None), "eval.samples": (0, None),
-    "batch.global_size": (1, None), "batch.micro_size": (1, None),
+    "batch.global_size": (1, None),
     "model.hidden_size": (1, None), "model.num_layers": (1, None), "model.num_heads": (1, None), "model.num_kv_heads": (1, None),
     "model.head_dim": (1, None), "model.ffn_hidden_size": (1, None), "model.vocab_size": (1, None), "model.max_positions": (1, None),
     "model.norm_eps": (0, None), "model.rope_theta": (1, None), "model.dropout": (0, 0.99), "model.init_std": (0, None),
@@ -22,7 +22,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "checkpoint.memory_every": (0, None), "checkpoint.mtbf_hours": (0.001, None), "checkpoint.keep_last": (0, None),
     "checkpoint.keep_every": (0, None), "checkpoint.keep_best": (0, None), "verify.hash_every": (0, None), "verify.steps": (2, None),
     "monitor.every": (1, None), "monitor.sample_tokens": (0, None), "launch.num_procs": (1, None),
-    "limits.wall_time": (0, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
+    "limits.wall_time": (0, None), "limits.memory_gib": (0.001, None), "launch.threads": (1, None), "launch.timeout": (1, 31_536_000),
     "launch.parallel_jobs": (1, None), "launch.job_limit": (0, None),
     "launch.node_rank": (0, None), "launch.master_port": (1, 65_535), "launch.restarts": (0, None), "launch.hang_factor": (1, None),
     "launch.hang_least": (0, None), "plan.world_size": (1, None), "plan.ranks_per_host": (1, None), "plan.show": (1, None),

@@ -23,8 +23,16 @@ def global_batch(case: Case) -> Offence | None:
     if batch.global_size % at_once == 0:
         return None
     steps = batch.global_size / at_once
-    got = f"global {batch.global_size}, micro {batch.micro_size} x data {case.data_ranks} x accumulation {steps:.3g}"
+    got = f"global {batch.global_size}, micro {batch.micro} x data {case.data_ranks} x accumulation {steps:.3g}"
     return Offence("batch.global_size", got, f"batch.global_size={max(1, round(steps)) * at_once}")
+
+
+def micro_batch(case: Case) -> Offence | None:
+    """batch.micro_size is a number of samples, 1 or more, or auto"""
+    given = case.config.batch.micro_size
+    if given == "auto" or given >= 1:
+        return None
+    return Offence("batch.micro_size", str(given), "batch.micro_size=auto")
 
 
 def half_weights_stage0(case: Case) -> Offence | None:
@@ -183,7 +191,7 @@ def recompute_words(case: Case) -> Offence | None:
 
 
 LAYOUT: tuple[Rule, ...] = (
-    world, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler, offload_stage,
-    pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence, positions,
-    plain_engine, recompute_words,
+    world, micro_batch, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler,
+    offload_stage, pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence,
+    positions, plain_engine, recompute_words,
 )  # fmt: skip

@@ -93,7 +93,12 @@ class Batch:
     """global_size = micro_size x data ranks x accumulation steps; the last is derived."""
 
     global_size: int = meaning(32, "samples per optimizer step, over all ranks")
-    micro_size: int = layout(4, "samples per forward pass on one rank")
+    micro_size: int | Literal["auto"] = layout(4, "samples per forward pass on one rank; auto: the most that fit into memory")
+
+    @property
+    def micro(self) -> int:
+        """micro_size as a number: `auto` counts as one sample until the trainer has found more."""
+        return 1 if self.micro_size == "auto" else self.micro_size
 
 
 @dataclass(frozen=True)
@@ -250,9 +255,10 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a run stops before its last step: complete, with a checkpoint and exit code 75."""
+    """When a run stops before its last step: complete, with a checkpoint and exit code 75; and how much memory it may take."""
 
     wall_time: float | None = free(None, "seconds after which the run stops, counted from the start of its processes; null: never")
+    memory_gib: float | None = free(None, "GiB that a rank may take for its model and its steps; null: what the device has")
 
 
 @dataclass(frozen=True)

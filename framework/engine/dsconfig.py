@@ -15,7 +15,7 @@ from framework.planner.states import bucket
 
 def deepspeed_config(config: Config, data_ranks: int, accumulation: int) -> dict[str, Any]:
     """The whole DeepSpeed config of a run; `data_ranks` counts data x context ranks."""
-    micro = config.batch.micro_size
+    micro = config.batch.micro
     overlap = config.zero.overlap_comm and config.zero.stage > 0 and config.parallel.pipeline == 1
     return {
         "train_batch_size": micro * accumulation * data_ranks,

@@ -19,8 +19,8 @@ def fit(config: Config, ranks: int, ranks_per_host: int | None = None) -> tuple[
     for count in range(ranks, 0, -1):
         for parallel in _layouts(config.parallel, count):
             data = count // parallel.model_ranks
-            for micro in range(config.batch.micro_size, 0, -1):
-                batch = replace(config.batch, micro_size=micro)
+            for micro in range(config.batch.micro, 0, -1):
+                batch = config.batch if config.batch.micro_size == "auto" else replace(config.batch, micro_size=micro)
                 candidate = replace(config, parallel=parallel, batch=batch, launch=replace(config.launch, num_procs=count))
                 if config.batch.global_size % (micro * data) == 0 and _accepted(candidate, count, min(count, ranks_per_host or count)):
                     return candidate, count

@@ -126,7 +126,7 @@ def head(config: Config, facts: Facts) -> list[Row]:
     """What is about to happen, as labelled rows."""
     batch, parallel = config.batch, config.parallel
     data_ranks = facts.ranks // parallel.model_ranks
-    accumulation = batch.global_size // (batch.micro_size * data_ranks)
+    accumulation = batch.global_size // (batch.micro * data_ranks)
     degrees = {"data": data_ranks, "tensor": parallel.tensor, "pipeline": parallel.pipeline, "context": parallel.context}
     layout = " x ".join(f"{degree} {axis}" for axis, degree in degrees.items() if degree > 1 or axis == "data")
     per_step = batch.global_size * config.data.seq_length
@@ -139,7 +139,7 @@ def head(config: Config, facts: Facts) -> list[Row]:
         ("folder", [config.run_dir]),
         ("model", _model_words(config.model, facts.parameters)),
         ("ranks", [f"{facts.ranks} = {layout}", facts.device, precision, engine]),
-        ("batch", [f"{batch.global_size} samples = {batch.micro_size} micro x {data_ranks} data x {accumulation} accumulation"]),
+        ("batch", [f"{batch.global_size} samples = {batch.micro} micro x {data_ranks} data x {accumulation} accumulation"]),
         ("length", [steps, f"{per_step:,} tokens each", f"{short(left * per_step)} tokens in all"]),
         ("data", [config.data.kind, f"{short(facts.tokens)} tokens", f"{short(facts.held_out_tokens)} held out",
                   f"{config.data.seq_length} {unit_of(config)}s a sample"]),

@@ -60,7 +60,7 @@ class Probe:
         self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision.dtype]
         if config.precision.half_weights:
             model.to(self.dtype)
-        size, length = config.batch.micro_size, config.data.seq_length // config.parallel.context
+        size, length = config.batch.micro, config.data.seq_length // config.parallel.context
         self.ids = (torch.arange(size * length, device=self.device) % config.model.vocab_size).view(size, length)
         self.positions = model.positions(length, self.device)
         with self._precision():

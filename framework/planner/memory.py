@@ -31,8 +31,8 @@ def joined(config: Config, rank: Rank, books: Ledger, work: dict[str, int], kern
 
 
 def working(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[str, int]:
-    """The books of a step's work. `activations` (but for rotary positions), `logits` and `temporaries` grow with batch.micro_size."""
-    micro, blocks = config.batch.micro_size, range(*rank.bounds[rank.stage])
+    """The books of a step's work. `activations` (but for rotary positions), `logits` and `temporaries` grow with batch.micro."""
+    micro, blocks = config.batch.micro, range(*rank.bounds[rank.stage])
     plain = sum(activations.block(config, kernels).values())
     less = sum(activations.kept(config, kernels, config.recompute).values())
     every = config.recompute.every if config.recompute.granularity == "full" else 1
@@ -77,7 +77,7 @@ def _buckets(config: Config, rank: Rank) -> int:
     handed = 0
     if len(rank.bounds) > 1:
         sizes = activations.Sizes.of(config)
-        state = config.batch.micro_size * sizes.slice * config.model.hidden_size * activations.stream(config)
+        state = config.batch.micro * sizes.slice * config.model.hidden_size * activations.stream(config)
         handed = rank.in_flight * state * (not rank.last) + state * (not rank.first)
     if zero.stage == 0:
         return handed + (min(bucket(config), rank.count) * FLOAT if rank.sharers > 1 else 0)
@@ -98,7 +98,7 @@ def _peak(config: Config, rank: Rank, books: dict[str, int], kernels: Kernels) -
     # Stage 0 and a pipeline reduce when everything has gone backward.
     later = bucket(config) * FLOAT if len(rank.bounds) > 1 else buckets
     reducing = buckets - (later if config.zero.stage == 0 or len(rank.bounds) > 1 else 0)
-    micro, work = config.batch.micro_size, books.get("temporaries", 0)
+    micro, work = config.batch.micro, books.get("temporaries", 0)
     block = micro * sum(activations.block(config, kernels).values())
     first = micro * sum(activations.kept(config, kernels, config.recompute).values())
     behind, others = _after_the_last(config, rank), (rank.in_flight - 1) * kept // rank.in_flight

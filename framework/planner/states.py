@@ -75,7 +75,7 @@ def rank_of(config: Config, grid: Grid, stage: int = 0, index: int = 0, bounds: 
     """The rank of a pipeline stage that is number `index` of those that share its state; `bounds` where they were measured."""
     method = "uniform" if config.parallel.partition == "uniform" else "parameters"
     found = bounds or tuple(cut(costs(config.model, method), grid.pipeline))
-    micros = max(1, config.batch.global_size // (config.batch.micro_size * grid.data))
+    micros = max(1, config.batch.global_size // (config.batch.micro * grid.data))
     matrices, vectors = _local_sizes(config, found, stage)
     return Rank(stage, found, grid.data * grid.context, index, micros, matrices, vectors)
 

@@ -256,8 +256,8 @@ class Supervisor:
     def _event(self, ending: Ending, number: int, config: Config, there: Places) -> None:
         line: dict[str, Any] = {"event": "restart", "start": number, "after_step": self.best, "because": ending.cause, "ranks": there.ranks}
         data = config.parallel.data or there.ranks // config.parallel.model_ranks
-        line |= {"micro_size": config.batch.micro_size}
-        line |= {"accumulation": config.batch.global_size // (config.batch.micro_size * data)}
+        line |= {"micro_size": config.batch.micro}
+        line |= {"accumulation": config.batch.global_size // (config.batch.micro * data)}
         if (self.folder / "logs").is_dir():
             JsonLines(self.folder / "events.jsonl").write(line)
         sys.stdout.write(f"start {number} on {there.ranks} ranks, because: {ending.cause}\n")

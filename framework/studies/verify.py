@@ -94,7 +94,7 @@ def edges(config: Config, screen: Console) -> Iterator[Case]:
     if micro is None:
         screen.print("accumulation edge: left out, each rank has one sample in a step")
         return
-    own = () if micro == config.batch.micro_size else (f"batch.micro_size={micro}",)
+    own = () if micro == config.batch.micro else (f"batch.micro_size={micro}",)
     yield Case("accumulation_edge", (Moment(steps, in_step=True),), own, once)
 
 
@@ -147,7 +147,7 @@ def accumulating_micro_size(config: Config) -> int | None:
     """The config's own micro_size if a step has several micro-batches, or the largest with which it has; None if there is none."""
     data_ranks = config.parallel.data or ranks_to_start(config) // config.parallel.model_ranks
     samples = config.batch.global_size // data_ranks
-    fitting = [size for size in range(1, samples) if samples % size == 0 and size <= config.batch.micro_size]
+    fitting = [size for size in range(1, samples) if samples % size == 0 and size <= config.batch.micro]
     return max(fitting, default=None)
 
 

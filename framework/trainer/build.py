@@ -32,7 +32,7 @@ from framework.parallel.pipeline import Cut, assemble
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training
-from framework.trainer import folder, recomputing, resume
+from framework.trainer import folder, recomputing, resume, sizing
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
 from framework.trainer.ledger import LedgerHook
@@ -41,6 +41,7 @@ from framework.trainer.records import Records
 from framework.trainer.rewind import leave_line
 from framework.trainer.run import Hook, Position, Run
 from framework.trainer.saving import make_saver
+from framework.trainer.shortage import Shortage
 from framework.trainer.stages import RESOLVED, StageTimes, make_bounds
 from framework.trainer.stopping import Stopping
 
@@ -62,15 +63,21 @@ def build(config: Config, process: Process, log: Log) -> Run:
     log.open(run_folder / "logs" / f"rank_{process.rank}.log")
     pulse = Pulse(run_folder, process.rank)
 
+    device = torch.device(accelerator().current_device_name())
+    shortage = Shortage(config, groups, grid, device, process.ranks_per_host)
+    config = shortage.config
     streams = Streams(accelerator(), [APART] if grid.tensor > 1 else [])
-    engine = _engine(config, groups, grid, streams)
-    fingerprint = corpora.train.fingerprint()
-    found = resume.take_up(config, groups, engine, fingerprint)
+    with shortage.explained():
+        engine = shortage.engine = _engine(config, groups, grid, streams, device)
+        fingerprint = corpora.train.fingerprint()
+        found = resume.take_up(config, groups, engine, fingerprint)
     position = found.position if found is not None else Position()
     settings = _stream_settings(config, groups, grid, process)
     feed = Feed(TrainingStream(corpora.train, settings, engine.device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
-    run = Run(config, run_folder, engine, feed, position, streams)
+    run = Run(config, run_folder, engine, feed, position, streams, shortage.explained)
     records = Records(config, groups, _facts(config, corpora, process, position))
+    if shortage.sized:
+        records.resolve(sizing.RESOLVED, config.batch.micro)
     run.hooks = _hooks(run, groups, corpora, settings, records)
     run.hooks.append(LedgerHook(groups, grid, records.memory if groups.rank == 0 else None))
     if config.checkpoint.mode != "none":
@@ -104,7 +111,7 @@ def make_grid(config: Config, ranks: int) -> Grid:
 
 def accumulation_steps(config: Config, grid: Grid) -> int:
     """Micro-batches of one rank per optimizer step."""
-    return config.batch.global_size // (config.batch.micro_size * grid.data)
+    return config.batch.global_size // (config.batch.micro * grid.data)
 
 
 def _claim_together(config: Config, groups: Groups) -> Path:
@@ -122,8 +129,7 @@ def _claim_together(config: Config, groups: Groups) -> Path:
     return folder.run_folder(config)
 
 
-def _engine(config: Config, groups: Groups, grid: Grid, streams: Streams) -> DeepSpeedEngine | PlainEngine:
-    device = torch.device(accelerator().current_device_name())
+def _engine(config: Config, groups: Groups, grid: Grid, streams: Streams, device: torch.device) -> DeepSpeedEngine | PlainEngine:
     config = recomputing.resolve(config, groups, streams, device)
     if config.engine == "plain":
         return PlainEngine(make_model(config, groups, streams, device, lambda module: None), config)
@@ -146,7 +152,7 @@ def _stream_settings(config: Config, groups: Groups, grid: Grid, process: Proces
     return StreamSettings(
         seed=config.seed,
         shuffle=config.data.shuffle,
-        micro_size=config.batch.micro_size,
+        micro_size=config.batch.micro,
         accumulation=accumulation_steps(config, grid),
         data_rank=groups.place.data,
         data_size=grid.data,

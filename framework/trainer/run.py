@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -109,5 +109,7 @@ class Run:
     feed: Feed
     position: Position
     streams: Streams
+    explained: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Inside the block a lack of memory becomes a letter."""
     hooks: list[Hook] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
