@@ -10,7 +10,7 @@ from framework.planner import activations
 from framework.planner.activations import ACCELERATOR, FLOAT, Kernels
 from framework.planner.ledger import Ledger
 from framework.planner.partition import Bounds
-from framework.planner.states import Rank, bucket, rank_of, static, weight
+from framework.planner.states import Rank, bounds_of, bucket, rank_of, static, weight
 from framework.topology.grid import Grid
 
 
@@ -24,7 +24,9 @@ def predict(
 
 def fullest(config: Config, grid: Grid, kernels: Kernels = ACCELERATOR) -> Ledger:
     """The Ledger of the stage that holds the most on its device."""
-    return max((predict(config, grid, stage, kernels=kernels) for stage in range(grid.pipeline)), key=lambda ledger: ledger.total)
+    bounds = bounds_of(config, grid.pipeline)
+    ledgers = (predict(config, grid, stage, kernels=kernels, bounds=bounds) for stage in range(grid.pipeline))
+    return max(ledgers, key=lambda ledger: ledger.total)
 
 
 def joined(config: Config, rank: Rank, books: Ledger, work: dict[str, int], kernels: Kernels = ACCELERATOR) -> Ledger:
@@ -35,22 +37,27 @@ def joined(config: Config, rank: Rank, books: Ledger, work: dict[str, int], kern
 
 
 def working(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[str, int]:
-    """The books of a step's work. `activations` (but for rotary positions), `logits` and `temporaries` grow with batch.micro_size."""
-    micro, blocks = config.batch.micro_size, range(*rank.bounds[rank.stage])
+    """The books of a step's work."""
+    found = {"gathered": gathered(config, rank), "buckets": _buckets(config, rank)}
+    found |= {book: config.batch.micro_size * nbytes for book, nbytes in moving(config, rank, kernels).items()}
+    found["activations"] += rank.in_flight * activations.rotation(config)
+    return {book: nbytes for book, nbytes in found.items() if nbytes}
+
+
+def moving(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[str, int]:
+    """The books that grow with batch.micro_size (activations but for rotary positions), of micro-batches of one sample."""
+    blocks = range(*rank.bounds[rank.stage])
     plain = sum(activations.block(config, kernels).values())
     less = sum(activations.kept(config, kernels, config.recompute).values())
     every = config.recompute.every if config.recompute.granularity == "full" else 1
     each = sum(less if index % every == 0 else plain for index in blocks)
     each += activations.entrance(config, kernels) if rank.first else 0
     each += activations.exit_(config, kernels) if rank.last else 0
-    found = {
-        "gathered": gathered(config, rank),
-        "buckets": _buckets(config, rank),
-        "activations": rank.in_flight * (micro * each + activations.rotation(config)),
-        "logits": micro * activations.logits(config) if rank.last else 0,
-        "temporaries": micro * activations.backward(config, kernels),
+    return {
+        "activations": rank.in_flight * each,
+        "logits": activations.logits(config) if rank.last else 0,
+        "temporaries": activations.backward(config, kernels),
     }
-    return {book: nbytes for book, nbytes in found.items() if nbytes}
 
 
 def gathered(config: Config, rank: Rank) -> int:

@@ -73,11 +73,15 @@ class Rank:
 
 def rank_of(config: Config, grid: Grid, stage: int = 0, index: int = 0, bounds: Bounds | None = None) -> Rank:
     """The rank of a pipeline stage that is number `index` of those that share its state; `bounds` where they were measured."""
-    method = "uniform" if config.parallel.partition == "uniform" else "parameters"
-    found = bounds or tuple(cut(costs(config.model, method), grid.pipeline))
+    found = bounds or bounds_of(config, grid.pipeline)
     micros = max(1, config.batch.global_size // (config.batch.micro_size * grid.data))
     matrices, vectors = _local_sizes(config, found, stage)
     return Rank(stage, found, grid.data * grid.context, index, micros, matrices, vectors)
+
+
+def bounds_of(config: Config, stages: int) -> Bounds:
+    """The blocks of each stage, where nothing was measured."""
+    return tuple(cut(costs(config.model, "uniform" if config.parallel.partition == "uniform" else "parameters"), stages))
 
 
 def _local_sizes(config: Config, bounds: Bounds, stage: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
