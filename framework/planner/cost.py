@@ -135,6 +135,10 @@ def sharing_of(config: Config, rank: Rank, site: Site) -> Sharing:
         summed = 2 * reduced + lag * buckets
         reduce, once = (summed, 0.0) if zero.stage == 2 else (0.0, summed)
         publish = gathered + lag * len(rank.groups) if zero.stage > 0 else 0.0
+    if zero.offload != "none":  # gradients go to the host as they are ready; at stage 3 the weights' parts come from there
+        link_down = site.hardware.host.to_host
+        once, reduce = (once, reduce + count / n * FLOAT / link_down) if zero.stage > 1 else (once + count / n * FLOAT / link_down, reduce)
+        gather += count / n * weight(config) / link_down if zero.stage == 3 else 0.0
     bf16_optimizer = zero.stage == 1 and half and config.precision.dtype == "bf16"
     return Sharing(
         gather=gather,
@@ -165,7 +169,7 @@ def _update(config: Config, rank: Rank, site: Site) -> float:
     if zero.offload == "none":
         return part * nbytes / site.bandwidth
     host = site.hardware.host
-    moved = part * (FLOAT + weight(config)) / host.to_host  # gradients there, weights back
+    moved = 0.0 if zero.stage == 3 else part * weight(config) / host.to_host
     return part * nbytes / (host.bandwidth / site.ranks_per_host) + moved
 
 

@@ -70,9 +70,11 @@ class Found:
 
 
 class Rejected(NamedTuple):
-    """A branch that was left out: what it is, how many layouts it has, and the letter of the rule or the book that is too large."""
+    """A branch that was left out: its first leaf, how much of that describes it (as in `describe`), how many layouts it has, and the
+    letter of the rule or the book that is too large."""
 
-    branch: str
+    layout: Layout
+    depth: int
     layouts: int
     reason: str
 
@@ -102,6 +104,20 @@ class Books:
     pace: Pace
 
 
+@dataclass
+class Stem:
+    """What the branches of a grid have in common: its different stages, these with so many micro-batches in a step, their books."""
+
+    stages: list[Rank]
+    books: dict[Recompute, list[Books]] = field(default_factory=dict)
+    at: dict[int, list[Rank]] = field(default_factory=dict)
+
+    def ranks(self, micros: int) -> list[Rank]:
+        if micros not in self.at:
+            self.at[micros] = [replace(rank, micros=micros) for rank in self.stages]
+        return self.at[micros]
+
+
 class Search:
     """A search over `ranks` ranks; what branches have in common is reckoned once and kept."""
 
@@ -116,6 +132,7 @@ class Search:
         self._bounds: dict[int, Bounds] = {}
         self._ranks: dict[tuple[int, int, int], Rank] = {}
         self._static: dict[tuple[int, int, int, int, int, str, bool], tuple[Ledger, int]] = {}
+        self._offences: dict[tuple[int, int], str] = {}
 
     def run(self) -> Findings:
         """Walk all branches."""
@@ -126,53 +143,49 @@ class Search:
         return self.findings
 
     def _grid(self, grid: Grid, sequence: bool) -> None:
-        books: dict[Recompute, list[Books]] = {}
+        stem: Stem | None = None
         for stage, offload in ZEROS:
             layout = Layout(grid, sequence, stage, offload, self.recomputes[0], 1)
             config = layout.of(self.config)
             try:
                 check(config, self.ranks, self.site.ranks_per_host)
             except ConfigError as error:
-                self._leave_out(describe(layout, 3), self.leaves, f"{error.subject}: {error.got}")
+                self._leave_out(layout, 3, self.leaves, f"{error.subject}: {error.got}")
                 continue
-            self._zero(layout, config, books)
+            stem = stem or Stem(self._stages(grid))
+            self._zero(layout, config, stem)
 
-    def _zero(self, layout: Layout, config: Config, books: dict[Recompute, list[Books]]) -> None:
+    def _zero(self, layout: Layout, config: Config, stem: Stem) -> None:
         """One branch of ZeRO: what it keeps in every step decides over all its leaves, or each choice of recompute is walked."""
-        stages = self._stages(layout.grid)
-        for stage in stages:
-            reason = self._too_large(*self._fixed(config, layout, replace(stage, micros=1)))
+        for stage in stem.ranks(1):
+            reason = self._too_large(*self._fixed(config, layout, stage))
             if reason:
-                self._leave_out(describe(layout, 3), self.leaves, reason)
+                self._leave_out(layout, 3, self.leaves, reason)
                 return
-        sharings = [[sharing_of(config, replace(stage, micros=micros), self.site) for stage in stages] for micros in (1, 2)]
+        sharings = [[sharing_of(config, rank, self.site) for rank in stem.ranks(micros)] for micros in (1, 2)]
         for recompute in self.recomputes:
-            if recompute not in books:
+            if recompute not in stem.books:
                 again = replace(config, recompute=recompute)
-                books[recompute] = [self._books(again, replace(stage, micros=1)) for stage in stages]
-            self._micros(replace(layout, recompute=recompute), config, (stages, books[recompute]), sharings)
+                stem.books[recompute] = [self._books(again, rank) for rank in stem.ranks(1)]
+            self._micros(replace(layout, recompute=recompute), config, stem, sharings)
 
-    def _micros(
-        self, layout: Layout, config: Config, held: tuple[Sequence[Rank], Sequence[Books]], sharings: Sequence[Sequence[Sharing]]
-    ) -> None:
+    def _micros(self, layout: Layout, config: Config, stem: Stem, sharings: Sequence[Sequence[Sharing]]) -> None:
         """Micro-batches from small to large. What is too large once stays so, but for the last: of one micro-batch nothing is summed."""
-        grid, paces, full = layout.grid, [books.pace for books in held[1]], False
+        grid, books, full = layout.grid, stem.books[layout.recompute], False
+        paces = [one.pace for one in books]
         total = self.config.batch.global_size // grid.data
         for micro in self.micros:
-            if offence := global_batch(Case(replace(config, batch=replace(config.batch, micro_size=micro)), self.ranks, 1)):
-                later = sum(other >= micro for other in self.micros)
-                self._leave_out(
-                    describe(replace(layout, micro=micro)) + " and larger", later, f"{offence.key}  [global_batch]: {offence.got}"
-                )
-                return
+            if offence := self._offence(config, grid.data, micro):
+                self._leave_out(replace(layout, micro=micro), 5, 1, offence)
+                continue
             micros, leaf = total // micro, replace(layout, micro=micro)
             if full and micros > 1:
-                self._leave_out(describe(leaf), 1, "larger than a micro-batch that does not fit")
+                self._leave_out(leaf, 5, 1, "larger than a micro-batch that does not fit")
                 continue
-            device, host, reason = self._fullest(leaf, config, [replace(rank, micros=micros) for rank in held[0]], held[1])
+            device, host, reason = self._fullest(leaf, config, stem.ranks(micros), books)
             if reason:
                 full = True
-                self._leave_out(describe(leaf), 1, reason)
+                self._leave_out(leaf, 5, 1, reason)
                 continue
             time = whole_step(paces, sharings[min(micros, 2) - 1], grid.pipeline, micros, micro)
             self.findings.found.append(Found(leaf, time, device, host))
@@ -217,9 +230,18 @@ class Search:
             work["activations"], work["logits"], work["temporaries"], state, blocks, pace_of(config, rank, self.site)
         )  # fmt: skip
 
+    def _offence(self, config: Config, data: int, micro: int) -> str:
+        """What the rule of the global batch says of a micro-batch."""
+        if (data, micro) not in self._offences:
+            offence = global_batch(Case(replace(config, batch=replace(config.batch, micro_size=micro)), self.ranks, 1))
+            self._offences[data, micro] = f"{offence.key}  [global_batch]: {offence.got}" if offence else ""
+        return self._offences[data, micro]
+
     def _stages(self, grid: Grid) -> list[Rank]:
         """Of stages alike in blocks and ends the first one, which has the most micro-batches in flight."""
-        bounds = self._bounds.setdefault(grid.pipeline, bounds_of(self.config, grid.pipeline))
+        if grid.pipeline not in self._bounds:
+            self._bounds[grid.pipeline] = bounds_of(self.config, grid.pipeline)
+        bounds = self._bounds[grid.pipeline]
         chosen: dict[tuple[int, bool, bool], int] = {}
         for stage, (start, stop) in enumerate(bounds):
             chosen.setdefault((stop - start, stage == 0, stage == grid.pipeline - 1), stage)
@@ -232,8 +254,8 @@ class Search:
             found.append(replace(self._ranks[key], sharers=grid.data * grid.context))
         return found
 
-    def _leave_out(self, branch: str, layouts: int, reason: str) -> None:
-        self.findings.rejected.append(Rejected(branch, layouts, reason))
+    def _leave_out(self, layout: Layout, depth: int, layouts: int, reason: str) -> None:
+        self.findings.rejected.append(Rejected(layout, depth, layouts, reason))
 
 
 def too_large(ledger: Ledger, site: Site) -> str:
