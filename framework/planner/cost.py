@@ -22,12 +22,12 @@ from framework.topology.grid import Grid
 
 PARTS = {
     "products": "matrices and attention, what is computed again included",
-    "memory": "everything between the products, by bytes through memory",
+    "memory": "everything between products, by bytes through memory",
     "tensor": "messages between tensor ranks, beyond what products hide",
     "context": "exchanges between context ranks",
     "pipeline": "hidden states between stages",
-    "bubble": "waiting of a pipeline's stages: filling, emptying, and for the slowest",
-    "data": "gradients and weights between data ranks, beyond what the backward pass hides",
+    "bubble": "pipeline stages that wait: filling, emptying, and for the slowest",
+    "data": "gradients and weights between data ranks, beyond what is hidden",
     "update": "clipping, the optimizer, and what offload moves",
     "overhead": "starting operations, and DeepSpeed's hooks",
 }
