@@ -98,7 +98,7 @@ def pace_of(config: Config, rank: Rank, site: Site) -> Pace:
         tensor = Line(tensor.fixed, tensor.sample - early)
     parts = {
         "products": products,
-        "memory": Line(0.0, work.touched / site.bandwidth),
+        "memory": Line(0.0, work.touched / site.between),
         "tensor": tensor,
         "context": _messages(work.context, site.link(parallel.tensor, parallel.context)),
         "pipeline": _messages(work.pipeline, _next_stage(site, parallel.tensor * rank.sharers)),

@@ -10,11 +10,13 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from framework.base.errors import ConfigError
 
 T, G = 1e12, 1e9
 AUTO = "auto"
+CPU_INFO = Path("/proc/cpuinfo")
 SHARE = 0.8
 """Of a device's memory that a plan may fill: the rest is the driver's, the libraries' and what an allocator cannot use."""
 
@@ -44,12 +46,14 @@ class Host:
 @dataclass(frozen=True)
 class Reached:
     """What work gets of a peak. `products`: share, of large matrices; `half`: the size at which a dimension of a matrix doubles the
-    time of its product; `copies`, `links`: share, of long copies and long messages; `operator`: seconds that an operation takes
+    time of its product; `copies`: share, of an optimizer's update; `between`: share, of all that stands between products, by the
+    bytes that work.py counts; `links`: share, of long messages; `operator`: seconds that an operation takes
     on small tensors; `hooks`: seconds per parameter tensor that ZeRO stage 0, 1, 2, 3 adds to a micro-batch."""
 
     products: float
     half: float
     copies: float
+    between: float
     links: float
     operator: float
     hooks: tuple[float, float, float, float]
@@ -59,7 +63,8 @@ class Reached:
 @dataclass(frozen=True)
 class Hardware:
     """One kind of device. `products` is FLOP/s by type, `memory` bytes, `bandwidth` bytes/s of that memory. `shared`: the ranks of
-    a host are processes on one device, a CPU, whose memory is the host's; peaks are then of one core, and `cores` how many."""
+    a host are processes on one device, a CPU, whose memory is the host's; `products` and `bandwidth` are then of one core, and
+    `cores` how many."""
 
     name: str
     products: Mapping[str, float]
@@ -76,6 +81,7 @@ LARGE = Reached(
     products=0.70,
     half=96.0,
     copies=0.85,
+    between=0.85,
     links=0.80,
     operator=5e-6,
     hooks=(0.0, 0.0, 0.0, 0.0),
@@ -93,14 +99,25 @@ HALF_A100 = {"bf16": 312 * T, "fp16": 312 * T, "fp32": 19.5 * T}
 HALF_H100 = {"bf16": 989 * T, "fp16": 989 * T, "fp32": 67 * T}
 CPU = Hardware(
     "cpu",
-    {"fp32": 60 * G, "bf16": 0.7 * G, "fp16": 0.7 * G},
+    {"fp32": 92 * G, "bf16": 217 * G, "fp16": 0.7 * G},
     memory=0,
-    bandwidth=9 * G,
-    host=Host(1, Link(1.2 * G, 250e-6), Link(1.2 * G, 250e-6), 9 * G, 0, 9 * G, "ranks of one host talk through its memory (gloo)"),
-    reached=Reached(1.0, 16.0, 1.0, 1.0, 8e-6, (0.0, 25e-6, 25e-6, 150e-6), ""),
-    source="measured, tests/bench/rates.py",
+    bandwidth=44 * G,
+    host=Host(1, Link(1.33 * G, 276e-6), Link(1.33 * G, 276e-6), 44 * G, 0, 44 * G, "ranks of one host talk through its memory (gloo)"),
+    reached=Reached(
+        products=1.0,
+        half=0.0,
+        copies=1.0,
+        between=0.0178,
+        links=1.0,
+        operator=36e-6,
+        hooks=(0.0, 40e-6, 40e-6, 300e-6),
+        source="measured, tests/bench/rates.py, 2026-12-01: one core while a second one is busy; hooks by tests/bench/planner.py",
+    ),
+    source="measured on one core of a 2-core x86-64 with AVX-512, tests/bench/rates.py, 2026-12-01",
     shared=True,
 )
+SLOW_HALF = 0.7 * G
+"""FLOP/s of one core in bf16 where it has no instructions for that."""
 ENTRIES = (
     Hardware("a100_40gb", HALF_A100, 40 * 10**9, 1.555 * T, DGX_A100, LARGE, "NVIDIA A100 datasheet, 2021 (SXM)"),
     Hardware("a100_80gb", HALF_A100, 80 * 10**9, 2.039 * T, DGX_A100, LARGE, "NVIDIA A100 datasheet, 2021 (SXM)"),
@@ -140,9 +157,17 @@ class Site:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s that one rank copies in its memory."""
+        """Bytes/s of one rank in an update."""
+        return self._peak_bandwidth() * self.hardware.reached.copies
+
+    @property
+    def between(self) -> float:
+        """Bytes/s of one rank in what stands between products."""
+        return self._peak_bandwidth() * self.hardware.reached.between
+
+    def _peak_bandwidth(self) -> float:
         here = self.hardware
-        return here.bandwidth * here.reached.copies / (self.ranks_per_host if here.shared else 1)
+        return here.bandwidth * (here.cores / self.ranks_per_host if here.shared else 1.0)
 
     def link(self, stride: int, degree: int) -> Link:
         """What a ring of `degree` ranks has, `stride` ranks apart. Where it leaves the host, it goes in and out through the ports of
@@ -171,6 +196,9 @@ def named(name: str) -> Hardware:
 
 
 def this_machine() -> Hardware:
-    """The CPU that this process may use: cores and memory as Linux shows them, the rates of one core as measured elsewhere."""
+    """The CPU that this process may use: cores, memory and instructions as Linux shows them, rates of one core as measured elsewhere."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return replace(CPU, memory=memory, cores=len(os.sched_getaffinity(0)), host=replace(CPU.host, memory=memory))
+    flags = set(CPU_INFO.read_text().split()) if CPU_INFO.exists() else set()
+    half = CPU.products["bf16"] if flags & {"avx512_bf16", "amx_bf16"} else SLOW_HALF
+    cores, host = len(os.sched_getaffinity(0)), replace(CPU.host, memory=memory, bandwidth=CPU.bandwidth)
+    return replace(CPU, products={**CPU.products, "bf16": half}, memory=memory, cores=cores, host=host)

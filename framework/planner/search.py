@@ -16,7 +16,7 @@ from framework.config.case import Case
 from framework.config.check import check
 from framework.config.rules_layout import global_batch
 from framework.config.schema import Config, Parallel, Recompute
-from framework.planner import memory
+from framework.planner import activations, memory
 from framework.planner.cost import Pace, Sharing, kernels_of, pace_of, sharing_of, whole_step
 from framework.planner.hardware import SHARE, Site
 from framework.planner.ledger import Ledger
@@ -94,9 +94,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Books:
-    """Of one stage and one choice of recompute: bytes that one sample adds, and its pace."""
+    """Of one stage and one choice of recompute: bytes that one sample adds (`rotation`: a micro-batch), and its pace."""
 
     each: int
+    rotation: int
     logits: int
     work: int
     state: int
@@ -198,7 +199,7 @@ class Search:
             work = {
                 **ledger.device,
                 "buckets": fixed + leaf.micro * memory.handed(rank, one.state),
-                "activations": leaf.micro * rank.in_flight * one.each,
+                "activations": rank.in_flight * (leaf.micro * one.each + one.rotation),
                 "logits": leaf.micro * one.logits,
                 "temporaries": leaf.micro * one.work,
             }
@@ -226,9 +227,8 @@ class Search:
     def _books(self, config: Config, rank: Rank) -> Books:
         work = memory.moving(config, rank, self.kernels)
         state, blocks = memory.state(config), memory.each_of(config, rank, self.kernels)
-        return Books(
-            work["activations"], work["logits"], work["temporaries"], state, blocks, pace_of(config, rank, self.site)
-        )  # fmt: skip
+        pace, rotation = pace_of(config, rank, self.site), activations.rotation(config)
+        return Books(work["activations"], rotation, work["logits"], work["temporaries"], state, blocks, pace)
 
     def _offence(self, config: Config, data: int, micro: int) -> str:
         """What the rule of the global batch says of a micro-batch."""
