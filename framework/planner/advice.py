@@ -18,7 +18,9 @@ from framework.planner import memory
 from framework.planner.cost import estimate, kernels_of, seconds
 from framework.planner.hardware import Site
 from framework.planner.ledger import Ledger
+from framework.planner.partition import Bounds
 from framework.planner.search import too_large
+from framework.planner.states import bounds_of
 from framework.topology.grid import Grid
 
 WORTH = 0.02
@@ -53,26 +55,41 @@ def grid_of(config: Config, ranks: int) -> Grid:
     return Grid(p.pipeline, p.data or ranks // p.model_ranks, p.context, p.tensor)
 
 
-def judge(config: Config, ranks: int, site: Site) -> Judged:
-    """A config that has passed check() on `ranks`."""
-    grid = grid_of(config, ranks)
-    ledger = memory.fullest(config, grid, kernels_of(site))
-    return Judged(config, grid, ledger, estimate(config, grid, site), too_large(ledger, site))
+class Judge:
+    """Of configs on so many ranks of a site; keeps what their plans have in common."""
 
+    def __init__(self, ranks: int, site: Site) -> None:
+        self.ranks, self.site = ranks, site
+        self._bounds: dict[tuple[int, str], Bounds] = {}
 
-def advise(now: Judged, ranks: int, site: Site) -> list[Advice]:
-    """Savers of memory where it does not fit, in the order of their cost: mixed precision, recompute, ZeRO, offload, tensor parallel
-    inside the host, pipeline across hosts. Where it fits, what fits too and is faster; often that is nothing."""
-    found = []
-    for what, config in _savers(now.config) if now.reason else _faster(now.config):
-        if not _accepted(config, ranks, site):
-            continue
-        then = judge(config, ranks, site)
-        saves, costs = now.ledger.total - then.ledger.total, seconds(then.time) - seconds(now.time)
-        helps = saves > 0 if now.reason else not then.reason and costs < -WORTH * seconds(now.time)
-        if helps:
-            found.append(Advice(what, written(now.config, config), saves, costs, not then.reason))
-    return found
+    def judge(self, config: Config) -> Judged:
+        """A config that has passed check()."""
+        grid, key = grid_of(config, self.ranks), (config.parallel.pipeline, config.parallel.partition)
+        if key not in self._bounds:
+            self._bounds[key] = bounds_of(config, grid.pipeline)
+        ledger = memory.fullest(config, grid, kernels_of(self.site), self._bounds[key])
+        return Judged(config, grid, ledger, estimate(config, grid, self.site, self._bounds[key]), too_large(ledger, self.site))
+
+    def advise(self, now: Judged) -> list[Advice]:
+        """Savers of memory where it does not fit, in the order of their cost: mixed precision, recompute, ZeRO, offload, tensor
+        parallel inside the host, pipeline across hosts. Where it fits, what fits too and is faster; often that is nothing."""
+        found = []
+        for what, config in _savers(now.config) if now.reason else _faster(now.config):
+            if not self._accepted(config):
+                continue
+            then = self.judge(config)
+            saves, costs = now.ledger.total - then.ledger.total, seconds(then.time) - seconds(now.time)
+            helps = saves > 0 if now.reason else not then.reason and costs < -WORTH * seconds(now.time)
+            if helps:
+                found.append(Advice(what, written(now.config, config), saves, costs, not then.reason))
+        return found
+
+    def _accepted(self, config: Config) -> bool:
+        try:
+            check(config, self.ranks, self.site.ranks_per_host)
+        except ConfigError:
+            return False
+        return True
 
 
 def _savers(config: Config) -> Iterator[tuple[str, Config]]:
@@ -114,14 +131,6 @@ def _faster(config: Config) -> Iterator[tuple[str, Config]]:
         yield "slices of the sequence between tensor ranks", replace(config, parallel=replace(parallel, sequence=True))
     if parallel.pipeline > 1:
         yield "a shorter pipeline", replace(config, parallel=replace(parallel, data=None, pipeline=parallel.pipeline // 2))
-
-
-def _accepted(config: Config, ranks: int, site: Site) -> bool:
-    try:
-        check(config, ranks, site.ranks_per_host)
-    except ConfigError:
-        return False
-    return True
 
 
 def written(old: Config, new: Config) -> str:

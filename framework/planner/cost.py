@@ -8,7 +8,7 @@ A ring of n passes 2 (n - 1)/n of the bytes of a sum by each rank, (n - 1)/n of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from framework.config.schema import Config
 from framework.planner.activations import ACCELERATOR, CPU, FLOAT, Kernels
 from framework.planner.hardware import Link, Site
 from framework.planner.partition import Bounds
-from framework.planner.states import Rank, bounds_of, rank_of, weight
+from framework.planner.states import Rank, alike, bounds_of, rank_of, weight
 from framework.planner.work import Ring, work_of
 from framework.topology.grid import Grid
 
@@ -80,6 +80,14 @@ class Sharing:
     publish: float
     hides: bool
     tail: float
+
+
+class Stages(NamedTuple):
+    """So many pipeline stages that are alike."""
+
+    number: int
+    pace: Pace
+    sharing: Sharing
 
 
 def kernels_of(site: Site) -> Kernels:
@@ -173,17 +181,22 @@ def _update(config: Config, rank: Rank, site: Site) -> float:
     return part * nbytes / (host.bandwidth / site.ranks_per_host) + moved
 
 
-def step(paces: Sequence[Pace], sharings: Sequence[Sharing], micros: int, micro: int) -> dict[str, float]:
-    """Seconds of a step by part of PARTS; of each pipeline stage its Pace and its Sharing. The slowest stage sets the pace, and
-    there are stages - 1 turns beside the micro-batches (Narayanan et al. 2021, section 2.2)."""
-    stages, pairs = len(paces), [*zip(paces, sharings, strict=True)]
-    exposed = [_exposed(pace, sharing, micro) for pace, sharing in pairs]
-    found = {part: micros * sum(pace.parts[part].of(micro) for pace in paces) / stages for part in MICRO}
-    found["overhead"] += micros * sum(sharing.hooks for sharing in sharings) / stages
-    found["memory"] += micros * sum(sharing.sums for sharing in sharings) / stages
-    found["data"] = micros * sum(exposed) / stages + max(_at_the_end(*pair, micro) for pair in pairs)
-    found["update"] = max(sharing.update for sharing in sharings)
-    found["bubble"] = 0.0 if stages == 1 else whole_step(paces, sharings, stages, micros, micro) - sum(found.values())
+def step(stages: Sequence[Stages], micros: int, micro: int) -> dict[str, float]:
+    """Seconds of a step by part of PARTS. The slowest stage sets the pace, and there are as many turns beside the micro-batches as
+    there are other stages (Narayanan et al. 2021, section 2.2)."""
+    number = sum(stage.number for stage in stages)
+
+    def mean(seconds: Callable[[Stages], float]) -> float:
+        return sum(stage.number * seconds(stage) for stage in stages) / number
+
+    found = {part: micros * mean(lambda stage, part=part: stage.pace.parts[part].of(micro)) for part in MICRO}
+    found["overhead"] += micros * mean(lambda stage: stage.sharing.hooks)
+    found["memory"] += micros * mean(lambda stage: stage.sharing.sums)
+    at_the_end = max(_at_the_end(stage.pace, stage.sharing, micro) for stage in stages)
+    found["data"] = micros * mean(lambda stage: _exposed(stage.pace, stage.sharing, micro)) + at_the_end
+    found["update"] = max(stage.sharing.update for stage in stages)
+    whole = whole_step([stage.pace for stage in stages], [stage.sharing for stage in stages], number, micros, micro)
+    found["bubble"] = 0.0 if number == 1 else whole - sum(found.values())
     return {part: found[part] for part in PARTS}
 
 
@@ -221,6 +234,6 @@ def seconds(parts: Mapping[str, float]) -> float:
 def estimate(config: Config, grid: Grid, site: Site, bounds: Bounds | None = None) -> dict[str, float]:
     """Seconds of a step by part, of a config that has passed check() on the ranks of `grid`."""
     bounds = bounds or bounds_of(config, grid.pipeline)
-    found = [rank_of(config, grid, stage, bounds=bounds) for stage in range(grid.pipeline)]
-    paces, sharings = [pace_of(config, rank, site) for rank in found], [sharing_of(config, rank, site) for rank in found]
-    return step(paces, sharings, found[0].micros, config.batch.micro_size)
+    found = [(number, rank_of(config, grid, stage, bounds=bounds)) for stage, number in alike(config, bounds).items()]
+    stages = [Stages(number, pace_of(config, rank, site), sharing_of(config, rank, site)) for number, rank in found]
+    return step(stages, found[0][1].micros, config.batch.micro_size)

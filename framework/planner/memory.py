@@ -10,7 +10,7 @@ from framework.planner import activations
 from framework.planner.activations import ACCELERATOR, FLOAT, Kernels
 from framework.planner.ledger import Ledger
 from framework.planner.partition import Bounds
-from framework.planner.states import Rank, bounds_of, bucket, rank_of, static, weight
+from framework.planner.states import Rank, alike, bounds_of, bucket, rank_of, static, weight
 from framework.topology.grid import Grid
 
 
@@ -22,10 +22,10 @@ def predict(
     return joined(config, rank, static(config, rank), working(config, rank, kernels), kernels)
 
 
-def fullest(config: Config, grid: Grid, kernels: Kernels = ACCELERATOR) -> Ledger:
+def fullest(config: Config, grid: Grid, kernels: Kernels = ACCELERATOR, bounds: Bounds | None = None) -> Ledger:
     """The Ledger of the stage that holds the most on its device."""
-    bounds = bounds_of(config, grid.pipeline)
-    ledgers = (predict(config, grid, stage, kernels=kernels, bounds=bounds) for stage in range(grid.pipeline))
+    bounds = bounds or bounds_of(config, grid.pipeline)
+    ledgers = (predict(config, grid, stage, kernels=kernels, bounds=bounds) for stage in alike(config, bounds))
     return max(ledgers, key=lambda ledger: ledger.total)
 
 

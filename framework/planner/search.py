@@ -21,7 +21,7 @@ from framework.planner.cost import Pace, Sharing, kernels_of, pace_of, sharing_o
 from framework.planner.hardware import SHARE, Site
 from framework.planner.ledger import Ledger
 from framework.planner.partition import Bounds
-from framework.planner.states import Rank, bounds_of, rank_of, static
+from framework.planner.states import Rank, alike, bounds_of, rank_of, static
 from framework.topology.grid import Grid
 
 ZEROS = ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (1, "cpu"), (2, "cpu"), (3, "cpu"))
@@ -238,15 +238,12 @@ class Search:
         return self._offences[data, micro]
 
     def _stages(self, grid: Grid) -> list[Rank]:
-        """Of stages alike in blocks and ends the first one, which has the most micro-batches in flight."""
+        """Of stages alike the first one, which has the most micro-batches in flight."""
         if grid.pipeline not in self._bounds:
             self._bounds[grid.pipeline] = bounds_of(self.config, grid.pipeline)
         bounds = self._bounds[grid.pipeline]
-        chosen: dict[tuple[int, bool, bool], int] = {}
-        for stage, (start, stop) in enumerate(bounds):
-            chosen.setdefault((stop - start, stage == 0, stage == grid.pipeline - 1), stage)
         found = []
-        for stage in chosen.values():
+        for stage in alike(replace(self.config, recompute=RECOMPUTES[0]), bounds):
             key = (grid.tensor, grid.pipeline, stage)
             if key not in self._ranks:
                 parallel = Parallel(tensor=grid.tensor, pipeline=grid.pipeline)

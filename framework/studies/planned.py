@@ -13,7 +13,7 @@ from framework.base.files import write_atomic
 from framework.config.schema import Config
 from framework.launch.command import Places
 from framework.planner import page, recipe
-from framework.planner.advice import Judged, advise, judge
+from framework.planner.advice import Judge, Judged
 from framework.planner.cost import seconds
 from framework.planner.hardware import Site, named
 from framework.planner.search import Findings, Found, Search
@@ -26,13 +26,14 @@ class Study:
         """`there` are the ranks planned for."""
         self.config, self.there = config, there
         self.site = Site(named(config.plan.hardware), there.ranks_per_host)
+        self.judge = Judge(there.ranks, self.site)
         self._refuse()
 
     def run(self) -> str:
         """What to print."""
         plan = self.config.plan
         if not plan.search:
-            now = judge(self.config, self.there.ranks, self.site)
+            now = self.judge.judge(self.config)
             return self._said(now, {}, "")
         findings = Search(self.config, self.there.ranks, self.site).run()
         findings.found[: plan.show] = self._exact(findings)
@@ -43,13 +44,13 @@ class Study:
         if plan.probe:
             best, probed, said = self._probe(findings)
             more, text = {**more, "probe": probed}, f"{text}\n\n{said}"
-        now = judge(best.layout.of(self.config), self.there.ranks, self.site)
+        now = self.judge.judge(best.layout.of(self.config))
         if plan.write is not None:
             text += f"\n\nwritten   {self._write(now, Path(plan.write))}"
         return self._said(now, more, text)
 
     def _said(self, now: Judged, more: dict[str, Any], text: str) -> str:
-        advice = advise(now, self.there.ranks, self.site)
+        advice = self.judge.advise(now)
         built = self._build(now) if self.config.plan.build else None
         if self.config.plan.format == "json":
             return json.dumps({**page.facts(now, self.site, advice), **more, **({"build": built} if built else {})}, indent=2)
@@ -60,7 +61,7 @@ class Study:
     def _exact(self, findings: Findings) -> list[Found]:
         """Of the first ones those whose Ledger, reckoned for every stage, fits."""
         first = findings.found[: self.config.plan.show]
-        return [found for found in first if not judge(found.layout.of(self.config), self.there.ranks, self.site).reason]
+        return [found for found in first if not self.judge.judge(found.layout.of(self.config)).reason]
 
     def _probe(self, findings: Findings) -> tuple[Found, list[dict[str, Any]], str]:
         """The fastest of the first ones as measured."""
