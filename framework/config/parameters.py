@@ -5,7 +5,7 @@ Pure functions of the model settings, no torch. The table lists logical tensors:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from framework.config import schema
@@ -47,8 +47,9 @@ def table(model: schema.Model) -> tuple[Parameter, ...]:
 
 
 def count(model: schema.Model) -> int:
-    """Number of trained elements; tied tensors count once."""
-    return sum(prod(entry.shape) for entry in table(model) if entry.tied_to is None)
+    """Number of trained elements; tied tensors count once. All blocks are alike."""
+    outside = sum(prod(entry.shape) for entry in table(replace(model, num_layers=0)) if entry.tied_to is None)
+    return outside + model.num_layers * sum(prod(entry.shape) for entry in _block(model, 0))
 
 
 def _block(model: schema.Model, index: int) -> list[Parameter]:

@@ -37,3 +37,22 @@ def refuse_inside(config: Config, process: Process) -> None:
     if launch.num_procs not in (None, process.ranks):
         got = f"{launch.num_procs} on {process.ranks} ranks"
         raise ConfigError("launch.num_procs", got, "the number of ranks that were started", "launch.num_procs=null")
+
+
+def planned(config: Config, devices: int | None) -> Places:
+    """The ranks that framework.plan plans for, on hosts of `devices` (None: all on one). Raises ConfigError as `places` does."""
+    plan = config.plan
+    there = places(config.launch, ranks_alone(config))
+    ranks = plan.world_size or there.ranks
+    per_host = there.ranks_per_host if there.hosts and plan.world_size is None else min(ranks, devices or ranks)
+    return Places(ranks, plan.ranks_per_host or per_host)
+
+
+def planned_now(config: Config, devices: int | None) -> Places:
+    """The ranks on which the settings must be right as they stand: those planned for; of a search, which finds degrees of its own,
+    those of one replica."""
+    there = planned(config, devices)
+    if not config.plan.search:
+        return there
+    ranks = config.parallel.model_ranks * (config.parallel.data or 1)
+    return Places(ranks, min(ranks, there.ranks_per_host))

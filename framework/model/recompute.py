@@ -211,7 +211,6 @@ def _replace(module: nn.Module, name: str, function: Function) -> None:
     setattr(module, name, function)
 
 
-
 def memory_of(value: Tensor) -> int:
     """Address of the memory behind a tensor: views of it have the same."""
     return value.untyped_storage().data_ptr()

@@ -8,7 +8,7 @@ tests/planner/test_static_books.py holds them against live engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from framework.config import parameters
@@ -73,27 +73,45 @@ class Rank:
 
 def rank_of(config: Config, grid: Grid, stage: int = 0, index: int = 0, bounds: Bounds | None = None) -> Rank:
     """The rank of a pipeline stage that is number `index` of those that share its state; `bounds` where they were measured."""
-    method = "uniform" if config.parallel.partition == "uniform" else "parameters"
-    found = bounds or tuple(cut(costs(config.model, method), grid.pipeline))
+    found = bounds or bounds_of(config, grid.pipeline)
     micros = max(1, config.batch.global_size // (config.batch.micro * grid.data))
     matrices, vectors = _local_sizes(config, found, stage)
     return Rank(stage, found, grid.data * grid.context, index, micros, matrices, vectors)
 
 
+def bounds_of(config: Config, stages: int) -> Bounds:
+    """The blocks of each stage, where nothing was measured."""
+    return tuple(cut(costs(config.model, "uniform" if config.parallel.partition == "uniform" else "parameters"), stages))
+
+
+def alike(config: Config, bounds: Bounds) -> dict[int, int]:
+    """Of pipeline stages that have equally many blocks and ends, and compute alike again, the first: how many they are. The first
+    keeps the most micro-batches."""
+    every, firsts = config.recompute.every, {}
+    counts: dict[int, int] = {}
+    for stage, (start, stop) in enumerate(bounds):
+        first = firsts.setdefault((stop - start, start % every, stage == 0, stage == len(bounds) - 1), stage)
+        counts[first] = counts.get(first, 0) + 1
+    return counts
+
+
 def _local_sizes(config: Config, bounds: Bounds, stage: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Elements of the matrices and of the vectors of a stage, in the order of the model."""
-    blocks, tied, first, last = range(*bounds[stage]), config.model.tie_embeddings, stage == 0, stage == len(bounds) - 1
-    matrices: list[int] = []
-    vectors: list[int] = []
-    for entry in parameters.table(config.model):
+    """Elements of the matrices and of the vectors of a stage, in the order of the model. All blocks are alike."""
+    blocks, tied, first, last = len(range(*bounds[stage])), config.model.tie_embeddings, stage == 0, stage == len(bounds) - 1
+    parts: dict[str, list[parameters.Parameter]] = {"before": [], "block": [], "after": []}
+    for entry in parameters.table(replace(config.model, num_layers=1)):
         if entry.block is not None:
-            here = entry.block in blocks
+            parts["block"].append(entry)
         elif entry.name.startswith("embed_"):
-            here = first
-        else:  # a tied head is the embedding, or on another stage than that a copy of it
-            here = last and not (entry.name == "lm_head.weight" and tied and first)
-        if here:
-            (matrices if len(entry.shape) > 1 else vectors).append(prod(entry.local_shape(config.parallel.tensor)))
+            parts["before"] += [entry] if first else []
+        elif last and not (entry.name == "lm_head.weight" and tied and first):
+            parts["after"].append(entry)  # a tied head is the embedding, or on another stage than that a copy of it
+    sizes = {
+        (part, matrix): [prod(entry.local_shape(config.parallel.tensor)) for entry in entries if (len(entry.shape) > 1) == matrix]
+        for part, entries in parts.items()
+        for matrix in (True, False)
+    }
+    matrices, vectors = (sizes["before", kind] + blocks * sizes["block", kind] + sizes["after", kind] for kind in (True, False))
     return tuple(matrices), tuple(vectors)
 
 

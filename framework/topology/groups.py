@@ -6,7 +6,8 @@ import datetime
 import os
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -116,6 +117,20 @@ def make_groups(grid: Grid, rank: int, timeout_s: float) -> Groups:
     replica = own("tensor", "pipeline") if grid.tensor * grid.pipeline > 1 else None
     context = own("context") if grid.context > 1 else None
     return Groups(rank, place, data, control, tensor, replica, context)
+
+
+@contextmanager
+def pretended(grid: Grid, rank: int) -> Iterator[Groups]:
+    """Groups of a rank of the grid in this one process, where no other rank is: for models that are built and not run."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert not dist.is_initialized(), "a rank of a run cannot pretend to be another"
+    dist.init_process_group("fake", rank=rank, world_size=grid.size, store=FakeStore())
+    try:
+        tensor, context = (dist.new_group(grid.peers(rank, axis)) if getattr(grid, axis) > 1 else None for axis in ("tensor", "context"))
+        yield Groups(rank, grid.place(rank), tensor=tensor, context=context)
+    finally:
+        dist.destroy_process_group()
 
 
 def _world() -> Any:

@@ -1,6 +1,6 @@
 """The floor for several ranks: the shortest training loop that a DeepSpeed user would write, ZeRO stage 1, fp32.
 
-    deepspeed --num_gpus 2 --module tests.bench.bare_deepspeed --steps 25 --lines FILE
+deepspeed --num_gpus 2 --module tests.bench.bare_deepspeed --steps 25 --lines FILE
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The floor for one process: a training loop of torch and nothing else.
 
-    python -m tests.bench.bare_torch --steps 25 --lines FILE
+python -m tests.bench.bare_torch --steps 25 --lines FILE
 """
 
 from __future__ import annotations

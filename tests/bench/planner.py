@@ -1,0 +1,114 @@
+"""What the planner is worth: `python -m tests.bench.planner`. How fast it answers, and whether its first choice is the fastest.
+
+Answers are whole commands in fresh processes beside an empty Hydra app, in turns. For the choice, `recipe=tiny` is really run on two
+ranks of this machine in every layout that fits: each way to spread model and state at its best micro-batch on paper, and the first
+way at every micro-batch and recompute; the first choice and the fastest ones then again. The figures are appended to RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from framework.config.compose import ROOT, compose
+from framework.config.schema import Config
+from framework.planner.hardware import Site, named
+from framework.planner.search import Found, Search, describe
+from framework.studies.probe import measure
+from tests.bench.harness import heading
+from tests.bench.overhead import RESULTS
+
+RANKS, ROUNDS, AGAIN = 2, 7, 3
+EMPTY = "import hydra\nhydra.main(version_base='1.3', config_path=None)(lambda config: None)()\n"
+PLAN = ["-m", "framework.plan", "recipe=llama2_70b", "plan.world_size=128", "plan.hardware=h100_80gb"]
+FIRST = 6
+"""Layouts of the way that is first on paper that are tried beside its best one."""
+
+
+def command_seconds(words: Sequence[str]) -> float:
+    """From the start of `python WORDS` to its end."""
+    begun = time.perf_counter()
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return time.perf_counter() - begun
+
+
+def answers() -> str:
+    """Rows about the time to answer: medians over rounds in turns."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        app = Path(folder, "app.py")
+        app.write_text(EMPTY)
+        quiet = [str(app), "hydra.output_subdir=null", f"hydra.run.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+        pairs = [(command_seconds(PLAN), command_seconds(quiet)) for _ in range(ROUNDS)]
+    plan, empty = (statistics.median(side) for side in zip(*pairs, strict=True))
+    over = statistics.median(ours - theirs for ours, theirs in pairs)
+    site = Site(named("h100_80gb"), 8)
+    begun = time.perf_counter()
+    findings = Search(compose(["recipe=llama2_70b"]), 128, site).run()
+    took = time.perf_counter() - begun
+    return (
+        f"| framework.plan recipe=llama2_70b, 128 ranks, s | {plan:.2f} | < 2 |\n"
+        f"| the same, more than an empty Hydra app of {empty:.2f} s, s | {over:+.2f} | <= +0.3 |\n"
+        f"| search over {findings.layouts:,} layouts, of which {len(findings.found):,} fit, s | {took:.2f} | < 5 |\n"
+    )
+
+
+def chosen(found: Sequence[Found]) -> list[Found]:
+    """What to run: of each way (axes, ZeRO, offload) the best on paper; of the first way the FIRST next ones too."""
+    ways: dict[object, Found] = {}
+    for each in found:
+        layout = each.layout
+        ways.setdefault((layout.grid, layout.sequence, layout.stage, layout.offload), each)
+    first = found[0].layout
+    same = [each for each in found if replace(each.layout, micro=first.micro, recompute=first.recompute) == first]
+    return [*ways.values(), *same[1 : FIRST + 1]]
+
+
+def choice(config: Config, tell: Callable[[str], None]) -> str:
+    """The table of layouts, as estimated and as measured, and the row about the first choice."""
+    tried = chosen(Search(config, RANKS, Site(named("auto"), RANKS)).run().found)
+
+    def run(each: Found, number: int) -> float:
+        took = measure(each.layout.of(config), RANKS, f"layout_{number}")
+        tell(f"{took:.4f} s measured, {each.seconds:.4f} s on paper: {describe(each.layout)}")
+        return took
+
+    took = [[run(each, number)] for number, each in enumerate(tried)]
+    fastest = sorted(range(len(tried)), key=lambda at: took[at][0])[:3]
+    for _ in range(AGAIN - 1):
+        for at in sorted({0, *fastest}):
+            took[at].append(run(tried[at], at))
+    rows = "".join(
+        f"| {describe(each.layout)} | {each.seconds:.4f} | {', '.join(f'{one:.4f}' for one in times)} |\n"
+        for each, times in sorted(zip(tried, took, strict=True), key=lambda pair: statistics.median(pair[1]))
+    )
+    first, best = statistics.median(took[0]), min(statistics.median(times) for times in took)
+    spread = max(took[0]) / min(took[0])
+    verdict = f"| first choice / fastest of {len(tried)} measured (the first's own repeats differ by {spread:.2f}) | {first / best:.3f} | <= 1.10 |\n"
+    return f"{verdict}\n| layout of recipe=tiny on {RANKS} ranks | on paper, s | measured, s |\n| --- | --- | --- |\n{rows}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("answers", "choice"), help="left out: both")
+    given = parser.parse_args()
+    text = heading() + "\nThe planner.\n\n| what | figure | goal |\n| --- | --- | --- |\n"
+    text += answers() if given.only != "choice" else ""
+    if given.only != "answers":
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            config = compose(["recipe=tiny", f"output_root={folder}", f"data.cache={ROOT / 'runs' / '.data'}"])
+            text += choice(config, lambda line: sys.stderr.write(line + "\n"))
+    print(text)
+    with RESULTS.open("a") as file:
+        file.write("\n" + text)
+
+
+if __name__ == "__main__":
+    main()
