@@ -74,7 +74,7 @@ class Judge:
         """Savers of memory where it does not fit, in the order of their cost: mixed precision, recompute, ZeRO, offload, tensor
         parallel inside the host, pipeline across hosts. Where it fits, what fits too and is faster; often that is nothing."""
         found = []
-        for what, config in _savers(now.config) if now.reason else _faster(now.config):
+        for what, config in savers(now.config) if now.reason else _faster(now.config):
             if not self._accepted(config):
                 continue
             then = self.judge(config)
@@ -92,7 +92,8 @@ class Judge:
         return True
 
 
-def _savers(config: Config) -> Iterator[tuple[str, Config]]:
+def savers(config: Config) -> Iterator[tuple[str, Config]]:
+    """(what, config) of every change that takes less memory, in the order of its cost; not all of them are allowed."""
     zero, parallel = config.zero, config.parallel
     if config.precision.dtype == "fp32":
         half = replace(config.precision, dtype="bf16", autocast=False)
@@ -123,7 +124,7 @@ def _faster(config: Config) -> Iterator[tuple[str, Config]]:
         yield "no offload", replace(config, zero=replace(zero, offload="none"))
     for stage in range(zero.stage):
         yield f"ZeRO stage {stage}", replace(config, zero=replace(zero, stage=stage))  # type: ignore[arg-type]
-    yield "a larger micro-batch", replace(config, batch=replace(batch, micro_size=2 * batch.micro_size))
+    yield "a larger micro-batch", replace(config, batch=replace(batch, micro_size=2 * batch.micro))
     if parallel.tensor > 1:
         half_degree, sliced = parallel.tensor // 2, parallel.sequence and parallel.tensor > 2
         yield "less tensor parallel", replace(config, parallel=replace(parallel, data=None, tensor=half_degree, sequence=sliced))

@@ -63,9 +63,9 @@ def batch(now: Judged) -> dict[str, int]:
     given = now.config.batch
     return {
         "global_size": given.global_size,
-        "micro_size": given.micro_size,
+        "micro_size": given.micro,
         "data_ranks": now.grid.data,
-        "accumulation_steps": given.global_size // (given.micro_size * now.grid.data),
+        "accumulation_steps": given.global_size // (given.micro * now.grid.data),
         "tokens": given.global_size * now.config.data.seq_length,
     }
 

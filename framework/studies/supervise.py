@@ -201,13 +201,15 @@ class Supervisor:
     def _fault(self, code: int | None, vitals: Vitals) -> Ending:
         signs = vitals.signs
         killed = [rank for rank in vitals.ended if (signs[rank].code or 0) < 0]
-        if killed:
+        letter = self.folder / "logs" / "letter.txt"
+        left_word = letter.exists() and letter.stat().st_mtime >= vitals.began
+        if killed and not (left_word and all(signs[rank].code == -signal.SIGTERM for rank in killed)):  # the launcher's, at another's fault
             name = signal.Signals(-(signs[killed[0]].code or 0)).name
-            return Ending(None, f"rank {killed[0]} was killed by {name} after step {vitals.step}", lost=1)
+            how = f"{name} of the host, for lack of memory" if name == "SIGKILL" and vitals.short_of_memory() else name
+            return Ending(None, f"rank {killed[0]} was killed by {how} after step {vitals.step}", lost=1)
         if self._launcher_died():
             return Ending(None, f"the launcher has died after step {vitals.step}")
-        letter = self.folder / "logs" / "letter.txt"
-        if letter.exists() and letter.stat().st_mtime >= vitals.began:
+        if left_word:
             return Ending(None, "; ".join(line.strip() for line in letter.read_text().splitlines()))
         first = f"rank {vitals.ended[0]} ended first, " if vitals.ended else ""
         return Ending(None, f"{first}the launcher ended with code {code} after step {vitals.step}")

@@ -46,6 +46,11 @@ class Vitals:
         self.ended: list[int] = []
         self._file, self._lines = self._metrics(), 0
         self._lines = len(self._step_lines())
+        self._oom_kills = oom_kills()
+
+    def short_of_memory(self) -> bool:
+        """Whether the kernel has killed a process for lack of memory since."""
+        return oom_kills() > self._oom_kills
 
     def look(self) -> None:
         """See what has happened since."""
@@ -134,3 +139,20 @@ def _end_of(pid: int) -> int | None:
     if fields[0] not in "ZX":
         return None
     return os.waitstatus_to_exitcode(int(fields[49]))
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes that the kernel has killed for lack of memory so far: in this process's control group, or where that does not say, on
+    this host. 0 where nobody says. `root` is where /proc and /sys are."""
+    try:
+        group = next(line.split("::")[1] for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        group = "/"
+    for path in (root / "sys/fs/cgroup" / group.strip("/") / "memory.events", root / "proc/vmstat"):
+        try:
+            counts = dict(line.split() for line in path.read_text().splitlines())
+        except OSError:
+            continue
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return 0

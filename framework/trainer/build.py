@@ -68,7 +68,8 @@ def build(config: Config, process: Process, log: Log) -> Run:
     config = shortage.config
     streams = Streams(accelerator(), [APART] if grid.tensor > 1 else [])
     with shortage.explained():
-        engine = shortage.engine = _engine(config, groups, grid, streams, device)
+        engine = _engine(config, groups, grid, streams, device)
+        shortage.hold(engine)
         fingerprint = corpora.train.fingerprint()
         found = resume.take_up(config, groups, engine, fingerprint)
     position = found.position if found is not None else Position()

@@ -27,13 +27,17 @@ class Shortage:
     """What a rank knows of its memory. `config` has a number for the micro-batch; `sized` says that it was `auto`."""
 
     def __init__(self, config: Config, groups: Groups, grid: Grid, device: torch.device, ranks_per_host: int) -> None:
-        """Takes hold of limits.memory_gib. Raises ConfigError, on every rank, if micro_size=auto finds nothing that fits."""
+        """Raises ConfigError, on every rank, if micro_size=auto finds nothing that fits."""
         self.sized = config.batch.micro_size == "auto"
         self.config = sizing.resolve(config, groups, grid, device, ranks_per_host)
         self.groups, self.grid, self.device, self.ranks_per_host = groups, grid, device, ranks_per_host
         self.room = sizing.room(config, device, ranks_per_host)
         self.engine: DeepSpeedEngine | PlainEngine | None = None
-        sizing.limit(config, device)
+
+    def hold(self, engine: DeepSpeedEngine | PlainEngine) -> None:
+        """Hold the engine that was built, and this process from here on, to limits.memory_gib."""
+        self.engine = engine
+        sizing.limit(self.config, self.device, sum(books(engine).values()))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -52,10 +56,10 @@ class Shortage:
         paper = memory.predict(config, self.grid, place.pipeline, place.data * self.grid.context + place.context, kernels)
         book = blamed(paper, live)
         over = f" too large by {size(paper.peak - self.room)}" if paper.peak > self.room else ""
-        there = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in live.items() if name in STATIC) or "nothing yet"
-        got = f"{book}{over}: {size(paper.device[book])} of a predicted peak of {size(paper.peak)}; there were {there}"
+        there = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in live.items() if name in STATIC) or "nothing"
+        got = f"{book}{over}: {size(paper.device[book])} of a predicted peak of {size(paper.peak)}, beside {there} so far"
         found = remedies.cheapest(config, self.grid, self.ranks_per_host, self.room, kernels)
-        write = "\n            ".join(f"{remedy.write}  (saves {size(remedy.saves)}{'' if remedy.fits else ', not enough'})" for remedy in found)
+        write = "\n            ".join(f"{each.write}  (saves {size(each.saves)}{'' if each.fits else ', not enough'})" for each in found)
         return MemoryShort(f"memory of rank {self.groups.rank}", got, f"at most {size(self.room)}", write)
 
 

@@ -21,6 +21,10 @@ SHARE = 0.8
 """Of what there is: the rest is for what no book has, and for pieces that the allocator cannot use."""
 
 
+BESIDE = 0.25, 96 * 2**20
+"""On a CPU, a share of the limit and bytes."""
+
+
 def kernels_of(device: torch.device) -> Kernels:
     """What the device's kernels keep."""
     return CPU if device.type == "cpu" else ACCELERATOR
@@ -52,9 +56,10 @@ def resolve(config: Config, groups: Groups, grid: Grid, device: torch.device, ra
     return sizing.with_micro(config, found)
 
 
-def limit(config: Config, device: torch.device) -> None:
-    """From now on this process may take limits.memory_gib more than it has, and no more: of the device, or of a CPU's memory (data and
-    anonymous mappings, as the kernel counts them for RLIMIT_DATA; threads that start later count with their stacks)."""
+def limit(config: Config, device: torch.device, held: int) -> None:
+    """From now on this process may take limits.memory_gib of the device, and no more. On a CPU, where `held` bytes of it are taken
+    already, the kernel counts data and anonymous mappings (RLIMIT_DATA), and BESIDE is for what is no book's: stacks of threads,
+    workspaces of libraries, and pieces that malloc keeps."""
     wanted = config.limits.memory_gib
     if wanted is None:
         return
@@ -62,7 +67,7 @@ def limit(config: Config, device: torch.device) -> None:
         torch.get_device_module(device).set_per_process_memory_fraction(min(1.0, wanted * GIB / accelerator().total_memory()), device)
         return
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    bound = int(_data() + wanted * GIB)
+    bound = int(_data() - held + wanted * GIB * (1 + BESIDE[0]) + BESIDE[1])
     resource.setrlimit(resource.RLIMIT_DATA, (bound if most == resource.RLIM_INFINITY else min(bound, most), most))
 
 

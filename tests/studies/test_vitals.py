@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.studies.vitals import Vitals
+from framework.studies.vitals import Vitals, oom_kills
 
 
 @pytest.fixture
@@ -133,3 +133,15 @@ def test_a_rank_of_another_host_cannot_be_looked_up(folder: Path) -> None:
     vitals = watching(folder)
     vitals.look()
     assert vitals.ended == []
+
+
+def test_kills_of_the_host_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/jobs/one\n")
+    assert oom_kills(tmp_path) == 0
+    (tmp_path / "proc/vmstat").write_text("pgfault 17\noom_kill 3\n")
+    assert oom_kills(tmp_path) == 3
+    group = tmp_path / "sys/fs/cgroup/jobs/one"
+    group.mkdir(parents=True)
+    (group / "memory.events").write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\n")
+    assert oom_kills(tmp_path) == 1  # the control group's own word comes first
