@@ -29,6 +29,7 @@ bench: .venv/installed-test
 	$(BIN)/python -m tests.bench.parallel
 	$(BIN)/python -m tests.bench.pipeline
 	$(BIN)/python -m tests.bench.recompute
+	$(BIN)/python -m tests.bench.planner
 	$(BIN)/python -m tests.bench.ledger
 
 # torch comes first and alone: resolved together with deepspeed it may be taken from another index.

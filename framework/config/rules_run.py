@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from framework.config.case import Case, Offence, Rule
-from framework.config.schema import Launch
+from framework.config.schema import Launch, Plan
 
 
 def name(case: Case) -> Offence | None:
@@ -78,6 +78,15 @@ def supervisor_words(case: Case) -> Offence | None:
     return None
 
 
+def plan_words(case: Case) -> Offence | None:
+    """plan: explain, show, probe and write belong to search"""
+    given, usual = case.config.plan, Plan()
+    for word in ("explain", "show", "probe", "write"):
+        if not given.search and getattr(given, word) != getattr(usual, word):
+            return Offence(f"plan.{word}", f"{getattr(given, word)} without search", "plan.search=true")
+    return None
+
+
 def save_every(case: Case) -> Offence | None:
     """checkpoint.every is a number of steps, 0 or more, or auto"""
     every = case.config.checkpoint.every
@@ -104,5 +113,5 @@ def sample_text(case: Case) -> Offence | None:
 
 
 RUN: tuple[Rule, ...] = (
-    name, files, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, save_every, save_memory, sample_text,
+    name, files, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, plan_words, save_every, save_memory, sample_text,
 )  # fmt: skip

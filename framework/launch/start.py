@@ -50,9 +50,9 @@ def planned(config: Config, devices: int | None) -> Places:
 
 def planned_now(config: Config, devices: int | None) -> Places:
     """The ranks on which the settings must be right as they stand: those planned for; of a search, which finds degrees of its own,
-    those of one replica."""
+    those of one replica, on one host."""
     there = planned(config, devices)
     if not config.plan.search:
         return there
     ranks = config.parallel.model_ranks * (config.parallel.data or 1)
-    return Places(ranks, min(ranks, there.ranks_per_host))
+    return Places(ranks, ranks)

@@ -234,6 +234,6 @@ def seconds(parts: Mapping[str, float]) -> float:
 def estimate(config: Config, grid: Grid, site: Site, bounds: Bounds | None = None) -> dict[str, float]:
     """Seconds of a step by part, of a config that has passed check() on the ranks of `grid`."""
     bounds = bounds or bounds_of(config, grid.pipeline)
-    found = [(number, rank_of(config, grid, stage, bounds=bounds)) for stage, number in alike(config, bounds).items()]
+    found = [(number, rank_of(config, grid, stage, bounds=bounds)) for stage, number in alike(bounds, config.recompute.every).items()]
     stages = [Stages(number, pace_of(config, rank, site), sharing_of(config, rank, site)) for number, rank in found]
     return step(stages, found[0][1].micros, config.batch.micro)

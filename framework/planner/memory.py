@@ -25,7 +25,7 @@ def predict(
 def fullest(config: Config, grid: Grid, kernels: Kernels = ACCELERATOR, bounds: Bounds | None = None) -> Ledger:
     """The Ledger of the stage that holds the most on its device."""
     bounds = bounds or bounds_of(config, grid.pipeline)
-    ledgers = (predict(config, grid, stage, kernels=kernels, bounds=bounds) for stage in alike(config, bounds))
+    ledgers = (predict(config, grid, stage, kernels=kernels, bounds=bounds) for stage in alike(bounds, config.recompute.every))
     return max(ledgers, key=lambda ledger: ledger.total)
 
 

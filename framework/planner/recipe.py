@@ -20,6 +20,9 @@ from framework.config.schema import Config
 APART = ("name", "output_root", "run", "resume", "resume_changes", "launch", "plan", "convert")
 """What a recipe does not say: where a run lies, how it is started, and settings of other programs."""
 
+SAID = ("model", "data", "precision", "zero", "parallel")
+"""Groups that a recipe names even where it has the choice that nobody names."""
+
 
 @dataclass(frozen=True)
 class Header:
@@ -78,7 +81,7 @@ def _told(config: Config) -> tuple[dict[str, str], dict[str, Any]]:
         left = _differences(value, usual[key])
         if key in defaults:
             choice, left = min(_by_choice(key, value, usual[key], defaults[key]), key=lambda found: len(found[1]))
-            if choice != defaults[key]:
+            if choice != defaults[key] or key in SAID:
                 choices[key] = choice
         if left:
             numbers[key] = left

@@ -7,7 +7,7 @@ choice for one sample, and micro-batches are multiplied out. A branch that is le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -107,7 +107,8 @@ class Books:
 
 @dataclass
 class Stem:
-    """What the branches of a grid have in common: its different stages, these with so many micro-batches in a step, their books."""
+    """What the branches of a grid that compute every k-th block again have in common: its different stages, these with so many
+    micro-batches in a step, and their books."""
 
     stages: list[Rank]
     books: dict[Recompute, list[Books]] = field(default_factory=dict)
@@ -129,6 +130,7 @@ class Search:
         self.micros = _divisors(config.batch.global_size)
         own = config.recompute
         self.recomputes = RECOMPUTES if own.granularity == "auto" or own in RECOMPUTES else (*RECOMPUTES, own)
+        self.every = sorted({recompute.every for recompute in self.recomputes})
         self.leaves = len(self.recomputes) * len(self.micros)
         self._bounds: dict[int, Bounds] = {}
         self._ranks: dict[tuple[int, int, int], Rank] = {}
@@ -144,7 +146,7 @@ class Search:
         return self.findings
 
     def _grid(self, grid: Grid, sequence: bool) -> None:
-        stem: Stem | None = None
+        stems: dict[int, Stem] = {}
         for stage, offload in ZEROS:
             layout = Layout(grid, sequence, stage, offload, self.recomputes[0], 1)
             config = layout.of(self.config)
@@ -153,22 +155,26 @@ class Search:
             except ConfigError as error:
                 self._leave_out(layout, 3, self.leaves, f"{error.subject}: {error.got}")
                 continue
-            stem = stem or Stem(self._stages(grid))
-            self._zero(layout, config, stem)
+            stems = stems or {every: Stem(self._stages(grid, every)) for every in self.every}
+            self._zero(layout, config, stems)
 
-    def _zero(self, layout: Layout, config: Config, stem: Stem) -> None:
+    def _zero(self, layout: Layout, config: Config, stems: Mapping[int, Stem]) -> None:
         """One branch of ZeRO: what it keeps in every step decides over all its leaves, or each choice of recompute is walked."""
-        for stage in stem.ranks(1):
+        for stage in stems[1].ranks(1):
             reason = self._too_large(*self._fixed(config, layout, stage))
             if reason:
                 self._leave_out(layout, 3, self.leaves, reason)
                 return
-        sharings = [[sharing_of(config, rank, self.site) for rank in stem.ranks(micros)] for micros in (1, 2)]
+        sharings = {
+            every: [[sharing_of(config, rank, self.site) for rank in stem.ranks(micros)] for micros in (1, 2)]
+            for every, stem in stems.items()
+        }
         for recompute in self.recomputes:
+            stem = stems[recompute.every]
             if recompute not in stem.books:
                 again = replace(config, recompute=recompute)
                 stem.books[recompute] = [self._books(again, rank) for rank in stem.ranks(1)]
-            self._micros(replace(layout, recompute=recompute), config, stem, sharings)
+            self._micros(replace(layout, recompute=recompute), config, stem, sharings[recompute.every])
 
     def _micros(self, layout: Layout, config: Config, stem: Stem, sharings: Sequence[Sequence[Sharing]]) -> None:
         """Micro-batches from small to large. What is too large once stays so, but for the last: of one micro-batch nothing is summed."""
@@ -237,13 +243,13 @@ class Search:
             self._offences[data, micro] = f"{offence.key}  [global_batch]: {offence.got}" if offence else ""
         return self._offences[data, micro]
 
-    def _stages(self, grid: Grid) -> list[Rank]:
-        """Of stages alike the first one, which has the most micro-batches in flight."""
+    def _stages(self, grid: Grid, every: int) -> list[Rank]:
+        """Of stages that are alike when every k-th block is computed again the first one, which has the most micro-batches in flight."""
         if grid.pipeline not in self._bounds:
             self._bounds[grid.pipeline] = bounds_of(self.config, grid.pipeline)
         bounds = self._bounds[grid.pipeline]
         found = []
-        for stage in alike(replace(self.config, recompute=RECOMPUTES[0]), bounds):
+        for stage in alike(bounds, every):
             key = (grid.tensor, grid.pipeline, stage)
             if key not in self._ranks:
                 parallel = Parallel(tensor=grid.tensor, pipeline=grid.pipeline)

@@ -84,10 +84,10 @@ def bounds_of(config: Config, stages: int) -> Bounds:
     return tuple(cut(costs(config.model, "uniform" if config.parallel.partition == "uniform" else "parameters"), stages))
 
 
-def alike(config: Config, bounds: Bounds) -> dict[int, int]:
-    """Of pipeline stages that have equally many blocks and ends, and compute alike again, the first: how many they are. The first
-    keeps the most micro-batches."""
-    every, firsts = config.recompute.every, {}
+def alike(bounds: Bounds, every: int) -> dict[int, int]:
+    """Of pipeline stages that have equally many blocks and ends, and compute the same of every k-th block again, the first: how
+    many they are. The first keeps the most micro-batches."""
+    firsts: dict[tuple[int, int, bool, bool], int] = {}
     counts: dict[int, int] = {}
     for stage, (start, stop) in enumerate(bounds):
         first = firsts.setdefault((stop - start, start % every, stage == 0, stage == len(bounds) - 1), stage)

@@ -127,8 +127,8 @@ def pretended(grid: Grid, rank: int) -> Iterator[Groups]:
     assert not dist.is_initialized(), "a rank of a run cannot pretend to be another"
     dist.init_process_group("fake", rank=rank, world_size=grid.size, store=FakeStore())
     try:
-        own: dict[str, Any] = {axis: dist.new_group(grid.peers(rank, axis)) for axis in ("tensor", "context") if getattr(grid, axis) > 1}
-        yield Groups(rank, grid.place(rank), tensor=own.get("tensor"), context=own.get("context"))
+        made: dict[str, Any] = {axis: dist.new_group(grid.peers(rank, axis)) for axis in ("tensor", "context") if getattr(grid, axis) > 1}
+        yield Groups(rank, grid.place(rank), tensor=made.get("tensor"), context=made.get("context"))
     finally:
         dist.destroy_process_group()
 

@@ -23,6 +23,7 @@ from framework.trainer.saving import Saver
 SWITCH: list[bool] = []
 """What DeepSpeed's switch for its shared-memory collectives said whenever the process group was started in this process."""
 
+
 class Watch(Quiet):
     """Keeps every turn, and what leaves the first query projection."""
 

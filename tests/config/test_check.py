@@ -55,6 +55,7 @@ OFFENDERS: dict[str, Offender] = {
     "objective": Offender(["launch.objective=eval.loss", "eval.every=-1"], ["eval.every=0"]),
     "hosts_words": Offender(["launch.node_rank=1"], ["launch.node_rank=null"]),
     "supervisor_words": Offender(["launch.elastic=true"], ["launch.supervise=true"]),
+    "plan_words": Offender(["plan.probe=3"], ["plan.search=true"]),
     "save_every": Offender(["checkpoint.every=-1"], ["checkpoint.every=auto"]),
     "save_memory": Offender(["checkpoint.memory_every=5"], ["checkpoint.memory_every=0"], ranks=2, host=1),
     "sample_text": Offender(["monitor.sample_tokens=5", "data=synthetic"], ["monitor.sample_tokens=0"]),

@@ -178,11 +178,14 @@ def test_others_wait_while_one_builds(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_builder_stops_nobody(tmp_path: Path) -> None:
     data = settings(tmp_path / "cache", kind="synthetic", synthetic_tokens=5000)
-    program = OPEN + f"""
+    program = (
+        OPEN
+        + f"""
 import framework.data.prepare as prepare, os, signal
 prepare.write_tokens = lambda *parts: os.kill(os.getpid(), signal.SIGKILL)
 open_corpora(Data(kind='synthetic', synthetic_tokens=5000, cache={str(tmp_path / "cache")!r}), 64, 1)
 """
+    )
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
     assert len(open_corpora(data, 64, 1).train) > 0
