@@ -56,6 +56,7 @@ OFFENDERS: dict[str, Offender] = {
     "hosts_words": Offender(["launch.node_rank=1"], ["launch.node_rank=null"]),
     "supervisor_words": Offender(["launch.elastic=true"], ["launch.supervise=true"]),
     "plan_words": Offender(["plan.probe=3"], ["plan.search=true"]),
+    "micro_batch": Offender(["batch.micro_size=0"], ["batch.micro_size=auto"]),
     "save_every": Offender(["checkpoint.every=-1"], ["checkpoint.every=auto"]),
     "save_memory": Offender(["checkpoint.memory_every=5"], ["checkpoint.memory_every=0"], ranks=2, host=1),
     "sample_text": Offender(["monitor.sample_tokens=5", "data=synthetic"], ["monitor.sample_tokens=0"]),
@@ -149,7 +150,7 @@ def test_just_outside_a_range_is_refused(key: str) -> None:
 def test_every_number_has_a_range() -> None:
     """A number without one is either a choice of its type or looked at by a rule of its own."""
     numbers = {key for key, kind, _ in leaves() if kind in (int, float) or {int, float} & set(getattr(kind, "__args__", ()))}
-    assert numbers - set(RANGES) == {"checkpoint.every"}
+    assert numbers - set(RANGES) == {"checkpoint.every", "batch.micro_size"}
     assert set(RANGES) <= numbers
 
 
