@@ -75,7 +75,8 @@ class Judge:
         parallel inside the host, pipeline across hosts. Where it fits, what fits too and is faster; often that is nothing."""
         found = []
         for what, config in savers(now.config) if now.reason else _faster(now.config):
-            if not self._accepted(config):
+            moves = config.zero.offload not in ("none", now.config.zero.offload)
+            if not self._accepted(config) or (moves and self.site.hardware.shared):  # a CPU's rank has the host's memory already
                 continue
             then = self.judge(config)
             saves, costs = now.ledger.total - then.ledger.total, seconds(then.time) - seconds(now.time)

@@ -130,6 +130,8 @@ class Search:
         self.micros = _divisors(config.batch.global_size)
         own = config.recompute
         self.recomputes = RECOMPUTES if own.granularity == "auto" or own in RECOMPUTES else (*RECOMPUTES, own)
+        # The memory of a CPU's rank is the host's: there is nowhere to move anything to.
+        self.zeros = tuple(zero for zero in ZEROS if zero[1] == "none" or not site.hardware.shared)
         self.every = sorted({recompute.every for recompute in self.recomputes})
         self.leaves = len(self.recomputes) * len(self.micros)
         self._bounds: dict[int, Bounds] = {}
@@ -147,7 +149,7 @@ class Search:
 
     def _grid(self, grid: Grid, sequence: bool) -> None:
         stems: dict[int, Stem] = {}
-        for stage, offload in ZEROS:
+        for stage, offload in self.zeros:
             layout = Layout(grid, sequence, stage, offload, self.recomputes[0], 1)
             config = layout.of(self.config)
             try:

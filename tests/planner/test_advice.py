@@ -75,3 +75,11 @@ def test_the_verdict_is_against_four_fifths_of_the_memory() -> None:
     for nbytes, fits in ((need / 0.8 + 10, True), (need / 0.8 - 10, False)):
         site = Site(replace(H100, memory=int(nbytes)), 8)
         assert (Judge(64, site).judge(config).reason == "") == fits
+
+
+def test_a_cpu_has_nowhere_to_move_anything_to() -> None:
+    judge, now = judged(["recipe=llama_1b"], 64, Site(named("auto"), 64))
+    assert now.reason
+    advice = judge.advise(now)
+    assert advice
+    assert not any("offload" in entry.what for entry in advice)
