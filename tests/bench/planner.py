@@ -2,7 +2,7 @@
 
 Answers are whole commands in fresh processes beside an empty Hydra app, in turns. For the choice, `recipe=tiny` is really run on two
 ranks of this machine in every layout that fits: each way to spread model and state at its best micro-batch on paper, and the first
-way at every micro-batch and recompute; the first choice and the fastest ones then again. The figures are appended to RESULTS.md.
+way at some other micro-batches and recompute; all in turn, and again. The figures are appended to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from framework.studies.probe import measure
 from tests.bench.harness import heading
 from tests.bench.overhead import RESULTS
 
-RANKS, ROUNDS, AGAIN = 2, 7, 3
+RANKS, ROUNDS = 2, 7
 EMPTY = "import hydra\nhydra.main(version_base='1.3', config_path=None)(lambda config: None)()\n"
 PLAN = ["-m", "framework.plan", "recipe=llama2_70b", "plan.world_size=128", "plan.hardware=h100_80gb"]
 FIRST = 6
@@ -73,20 +73,15 @@ def chosen(found: Sequence[Found]) -> list[Found]:
     return [*ways.values(), *same[1 : FIRST + 1]]
 
 
-def choice(config: Config, tell: Callable[[str], None]) -> str:
+def choice(config: Config, rounds: int, tell: Callable[[str], None]) -> str:
     """The table of layouts, as estimated and as measured, and the row about the first choice."""
     tried = chosen(Search(config, RANKS, Site(named("auto"), RANKS)).run().found)
 
-    def run(each: Found, number: int) -> float:
-        took = measure(each.layout.of(config), RANKS, f"layout_{number}")
-        tell(f"{took:.4f} s measured, {each.seconds:.4f} s on paper: {describe(each.layout)}")
-        return took
-
-    took = [[run(each, number)] for number, each in enumerate(tried)]
-    fastest = sorted(range(len(tried)), key=lambda at: took[at][0])[:3]
-    for _ in range(AGAIN - 1):
-        for at in sorted({0, *fastest}):
-            took[at].append(run(tried[at], at))
+    took: list[list[float]] = [[] for _ in tried]
+    for _ in range(rounds):  # all of them in turn: what else the machine does changes from minute to minute
+        for number, each in enumerate(tried):
+            took[number].append(measure(each.layout.of(config), RANKS, f"layout_{number}"))
+            tell(f"{took[number][-1]:.4f} s measured, {each.seconds:.4f} s on paper: {describe(each.layout)}")
     rows = "".join(
         f"| {describe(each.layout)} | {each.seconds:.4f} | {', '.join(f'{one:.4f}' for one in times)} |\n"
         for each, times in sorted(zip(tried, took, strict=True), key=lambda pair: statistics.median(pair[1]))
@@ -94,20 +89,21 @@ def choice(config: Config, tell: Callable[[str], None]) -> str:
     first, best = statistics.median(took[0]), min(statistics.median(times) for times in took)
     spread = max(took[0]) / min(took[0])
     verdict = f"| first choice / fastest of {len(tried)} measured | {first / best:.3f} | <= 1.10, or the spread |\n"
-    verdict += f"| slowest / fastest of {AGAIN} runs of the first choice: the spread | {spread:.3f} | |\n"
+    verdict += f"| slowest / fastest of {rounds} runs of the first choice: the spread | {spread:.3f} | |\n"
     return f"{verdict}\n| layout of recipe=tiny on {RANKS} ranks | on paper, s | measured, s |\n| --- | --- | --- |\n{rows}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("answers", "choice"), help="left out: both")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each layout")
     given = parser.parse_args()
     text = heading() + "\nThe planner.\n\n| what | figure | goal |\n| --- | --- | --- |\n"
     text += answers() if given.only != "choice" else ""
     if given.only != "answers":
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             config = compose(["recipe=tiny", f"output_root={folder}", f"data.cache={ROOT / 'runs' / '.data'}"])
-            text += choice(config, lambda line: sys.stderr.write(line + "\n"))
+            text += choice(config, given.rounds, lambda line: sys.stderr.write(line + "\n"))
     print(text)
     with RESULTS.open("a") as file:
         file.write("\n" + text)
