@@ -5,6 +5,7 @@ The entry file: compose, check, call the study. No torch unless `plan.build` ask
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from framework.config.schema import Config
@@ -35,6 +36,8 @@ def plan(entry: Entry) -> None:
 
 
 def main() -> int:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # through every `finally`: no rank outlives its probe
     return run_entry(sys.argv[1:], plan, ranks)
 
 

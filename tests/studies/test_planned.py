@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from framework.config import parameters
 from framework.config.compose import compose
 from framework.planner.page import WIDTH
 from framework.topology.grid import Grid
-from tests.ranks import launch, run_ranks
+from tests.ranks import Job, launch, run_ranks
 from tests.starts import assert_one_letter
 
 SEARCH = ["recipe=tiny", "plan.world_size=2", "plan.search=true"]
@@ -134,8 +137,6 @@ def test_a_written_recipe_is_the_first_choice(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_plan_needs_no_torch() -> None:
     code = "import sys; from framework.plan import main; main(); assert not {'torch', 'deepspeed', 'numpy'} & set(sys.modules)"
-    import subprocess
-
     words = [sys.executable, "-c", code, "recipe=tiny", "plan.world_size=2", "plan.search=true"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -197,15 +198,32 @@ def test_a_difference_is_named() -> None:
     assert str(128 * 384) in letter
 
 
+PROBE = ["framework.plan", *SEARCH, "batch.global_size=4", "batch.micro_size=2", "data.seq_length=16", "data=synthetic", "data.workers=0"]
+PROBE += ["monitor.sample_tokens=0"]
+
+
 @pytest.mark.slow
 def test_layouts_are_really_run(tmp_path: Path) -> None:
-    small = ["batch.global_size=4", "data.seq_length=16", "data=synthetic", "data.workers=0"]
-    words = ["framework.plan", *SEARCH, *small, "plan.probe=2", "plan.format=json", "plan.show=4"]
-    done = launch(words, None, tmp_path, 400)
+    done = launch([*PROBE, "plan.probe=2", "plan.format=json", "plan.show=4"], None, tmp_path, 400)
     assert done.code == 0, done.stderr
     probed = json.loads(done.stdout)["probe"]
     assert len(probed) == 2
     for each in probed:
         assert each["measured"] > 0
         assert each["measured_over_estimate"] == pytest.approx(each["measured"] / each["seconds"])
+    assert not done.left_behind
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_a_probe(tmp_path: Path) -> None:
+    with Job([*PROBE, "plan.probe=1"], None, tmp_path) as job:
+        deadline = time.monotonic() + 200
+        while not any("--frozen" in process.cmdline() for process in job.processes()):
+            assert job.running(), job.output()
+            assert time.monotonic() < deadline, job.output()
+            time.sleep(0.05)
+        [first] = [process for process in job.processes() if "framework.plan" in process.cmdline()]
+        first.send_signal(signal.SIGTERM)
+        done = job.wait(60)
+    assert done.code == 128 + signal.SIGTERM
     assert not done.left_behind
