@@ -75,7 +75,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     position = found.position if found is not None else Position()
     settings = _stream_settings(config, groups, grid, process)
     feed = Feed(TrainingStream(corpora.train, settings, engine.device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
-    run = Run(config, run_folder, engine, feed, position, streams, shortage.explained)
+    run = Run(config, run_folder, engine, feed, position, streams, explained=shortage.explained)
     records = Records(config, groups, _facts(config, corpora, process, position))
     if shortage.sized:
         records.resolve(sizing.RESOLVED, config.batch.micro)

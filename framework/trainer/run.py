@@ -109,7 +109,7 @@ class Run:
     feed: Feed
     position: Position
     streams: Streams
-    explained: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Inside the block a lack of memory becomes a letter."""
     hooks: list[Hook] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
+    explained: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Inside the block a lack of memory becomes a letter."""
