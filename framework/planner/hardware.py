@@ -111,7 +111,7 @@ CPU = Hardware(
         links=1.0,
         operator=36e-6,
         hooks=(0.0, 40e-6, 40e-6, 300e-6),
-        source="measured, tests/bench/rates.py, 2026-12-01: one core while a second one is busy; hooks by tests/bench/planner.py",
+        source="measured, tests/bench/rates.py, 2026-12-01: one core while a second one is busy; hooks assumed",
     ),
     source="measured on one core of a 2-core x86-64 with AVX-512, tests/bench/rates.py, 2026-12-01",
     shared=True,
