@@ -21,6 +21,9 @@ from framework.topology.grid import Grid
 ALIGNMENT = 2
 """Elements per data rank to which DeepSpeed pads a flat group of ZeRO 1 and 2."""
 
+SWAPPABLE = 2**20
+"""Bytes of the smallest part that DeepSpeed keeps on a disk: a block of its asynchronous reading and writing."""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -184,4 +187,20 @@ def _placed(config: Config, rank: Rank, books: dict[str, int]) -> Ledger:
         copies = (books["masters"] // FLOAT + largest) * weight(config)  # of this rank's weights, and of one gradient
         host |= {sums: books["masters"] + (rank.touched * FLOAT if apart else 0), "buckets": copies}
     moved = {"masters", "moments"} | ({"parameters", sums} if config.zero.stage == 3 else set())
-    return Ledger({book: nbytes for book, nbytes in books.items() if book not in moved}, host, {})
+    disk = _swapped(config, rank) if config.zero.offload == "nvme" else {}
+    host = {book: nbytes - disk.get(book, 0) for book, nbytes in host.items() if nbytes > disk.get(book, 0)}
+    return Ledger({book: nbytes for book, nbytes in books.items() if book not in moved}, host, disk)
+
+
+def _swapped(config: Config, rank: Rank) -> dict[str, int]:
+    """Bytes of this rank's files under zero.nvme_path: parts of SWAPPABLE bytes and more, of weights and gradients parameter by
+    parameter, of masters and moments group by group."""
+    groups = [[ceil(size / rank.sharers) for size in sizes] for sizes in rank.groups]
+    parts = [part for sizes in groups for part in sizes]
+    updated = sum(sum(sizes) for sizes in groups if sum(sizes) * FLOAT >= SWAPPABLE)
+    return {
+        "parameters": sum(part * weight(config) for part in parts if part * weight(config) >= SWAPPABLE),
+        "accumulation" if config.precision.half_weights else "gradients": sum(part * FLOAT for part in parts if part * FLOAT >= SWAPPABLE),
+        "masters": updated * FLOAT,
+        "moments": updated * _moments(config),
+    }
