@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,9 @@ def combinations(precisions: list[str], zeros: list[str]) -> dict[tuple[str, str
     verdicts = {}
     for precision, zero in itertools.product(precisions, zeros):
         config = build(Config, {"precision": parts["precision", precision], "zero": parts["zero", zero]})
+        if config.zero.offload == "nvme":  # what else it needs is said by its own rules
+            nvme = replace(config.zero, nvme_path="FOLDER")
+            config = replace(config, zero=nvme, checkpoint=replace(config.checkpoint, mode="none"))
         try:
             check(config, 2, 2)
             verdicts[precision, zero] = "yes"

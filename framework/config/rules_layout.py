@@ -82,6 +82,25 @@ def offload_stage(case: Case) -> Offence | None:
     return Offence("zero.offload", f"{zero.offload} with zero.stage 0", "zero=stage2_offload, or zero.offload=none")
 
 
+def nvme_place(case: Case) -> Offence | None:
+    """offload=nvme is of ZeRO stage 3, and has a folder, zero.nvme_path, which nothing else has"""
+    zero = case.config.zero
+    if zero.offload != "nvme":
+        return None if zero.nvme_path is None else Offence("zero.nvme_path", f"given with offload {zero.offload}", "zero.nvme_path=null")
+    if zero.stage < 3:
+        return Offence("zero.offload", f"nvme with zero.stage {zero.stage}", f"zero=stage{max(2, zero.stage)}_offload zero.nvme_path=null")
+    return Offence("zero.nvme_path", "null with offload nvme", "zero.nvme_path=FOLDER") if zero.nvme_path is None else None
+
+
+def nvme_state(case: Case) -> Offence | None:
+    """masters and moments that offload=nvme keeps on the disk are neither saved nor hashed: no checkpoints, no hashes.jsonl"""
+    c = case.config
+    if c.zero.offload != "nvme" or (c.checkpoint.mode == "none" and c.verify.hash_every == 0):
+        return None
+    got = f"nvme with checkpoint.mode {c.checkpoint.mode}, verify.hash_every {c.verify.hash_every}"
+    return Offence("zero.offload", got, "checkpoint=none verify.hash_every=0, or zero=stage3_offload zero.nvme_path=null")
+
+
 def pipeline_blocks(case: Case) -> Offence | None:
     """every pipeline stage holds at least one block"""
     stages, blocks = case.config.parallel.pipeline, case.config.model.num_layers
@@ -192,6 +211,6 @@ def recompute_words(case: Case) -> Offence | None:
 
 LAYOUT: tuple[Rule, ...] = (
     world, micro_batch, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler,
-    offload_stage, pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width, vocabulary, sequence,
-    positions, plain_engine, recompute_words,
+    offload_stage, nvme_place, nvme_state, pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width,
+    vocabulary, sequence, positions, plain_engine, recompute_words,
 )  # fmt: skip

@@ -123,7 +123,10 @@ class Zero:
     """What DeepSpeed's ZeRO divides over the data ranks."""
 
     stage: Literal[0, 1, 2, 3] = layout(0, "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters")
-    offload: Literal["none", "cpu"] = layout("none", "where optimizer state (and parameters at stage 3) live between uses")
+    offload: Literal["none", "cpu", "nvme"] = layout(
+        "none", "where optimizer state (and parameters at stage 3) live between uses; nvme: on a local disk, stage 3 only"
+    )
+    nvme_path: str | None = layout(None, "offload=nvme: a folder on that disk; what lies there is worth nothing after the run")
     overlap_comm: bool = layout(True, "reduce gradients while the backward pass goes on (a pipeline always does it afterwards)")
     reduce_bucket_size: int = layout(50_000_000, "elements per gradient reduction, at most those of the model")
     allgather_bucket_size: int = layout(50_000_000, "elements per gathering of updated parameters (stages 1 and 2)")

@@ -7,8 +7,10 @@ What is not DeepSpeed's business here (optimizer, schedule, data order, checkpoi
 
 from __future__ import annotations
 
+from math import ceil, prod
 from typing import Any
 
+from framework.config import parameters
 from framework.config.schema import Config, Precision, Zero
 from framework.planner.states import bucket
 
@@ -32,7 +34,11 @@ def deepspeed_config(config: Config, data_ranks: int, accumulation: int) -> dict
         "disable_allgather": False,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": _zero(config.zero, bucket(config), overlap),
+        "zero_optimization": {
+            **_zero(config.zero, bucket(config), overlap),
+            "offload_param": _offload_param(config, data_ranks),
+            "offload_optimizer": _offload_optimizer(config.zero),
+        },
         **_precision(config.precision),
         **(_PIPELINE if config.parallel.pipeline > 1 else {}),
         **_switched_off(),
@@ -96,8 +102,6 @@ def _zero(zero: Zero, bucket: int, overlap: bool) -> dict[str, Any]:
         "compute_grad_norm": True,
         "load_from_fp32_weights": True,
         "elastic_checkpoint": False,
-        "offload_param": _offload_param(zero),
-        "offload_optimizer": _offload_optimizer(zero),
         "zenflow": None,
         "sub_group_size": 1_000_000_000,
         "stage3_prefetch_bucket_size": zero.prefetch_bucket_size,
@@ -130,7 +134,7 @@ def _zero(zero: Zero, bucket: int, overlap: bool) -> dict[str, Any]:
 def _offload_optimizer(zero: Zero) -> dict[str, Any]:
     return {
         "device": zero.offload,
-        "nvme_path": None,
+        "nvme_path": zero.nvme_path,
         "buffer_count": 4,
         "pin_memory": True,
         "pipeline_read": False,
@@ -142,13 +146,16 @@ def _offload_optimizer(zero: Zero) -> dict[str, Any]:
     }
 
 
-def _offload_param(zero: Zero) -> dict[str, Any]:
+def _offload_param(config: Config, ranks: int) -> dict[str, Any]:
+    """With nvme every partition of 1 MiB or more lies on the disk; a buffer holds the largest one."""
+    zero, nvme = config.zero, config.zero.offload == "nvme"
+    largest = max(ceil(prod(entry.local_shape(config.parallel.tensor)) / ranks) for entry in parameters.table(config.model))
     return {
         "device": zero.offload if zero.stage == 3 else "none",
-        "nvme_path": None,
+        "nvme_path": zero.nvme_path,
         "buffer_count": 5,
-        "buffer_size": 100_000_000,
-        "max_in_cpu": 1_000_000_000,
+        "buffer_size": largest if nvme else 100_000_000,
+        "max_in_cpu": 0 if nvme else 1_000_000_000,
         "pin_memory": True,
     }
 

@@ -150,11 +150,16 @@ class DeepSpeedEngine:
 def settler(config: Config, settings: dict[str, Any], groups: Groups) -> Callable[[nn.Module], None]:
     """What to do with a module once its parameters have their values: at stage 3 divide them over the data ranks at once, so
     that no rank ever holds the whole model."""
+    swapper: Any = None  # of nvme: one for all modules, because a new one empties its folder
 
     def divide(module: nn.Module) -> None:
+        nonlocal swapper
         if config.precision.half_weights:
             module.to(half_type(config.precision))  # DeepSpeed casts whole models, and leaves one that is divided as it is
-        deepspeed.zero.Init(module=module, data_parallel_group=groups.data, config_dict_or_path=settings, mpu=_axes(groups))
+        made = deepspeed.zero.Init(
+            module=module, data_parallel_group=groups.data, config_dict_or_path=settings, mpu=_axes(groups), param_swapper=swapper
+        )
+        swapper = made.param_swapper
 
     def leave(module: nn.Module) -> None:
         pass

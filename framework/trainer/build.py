@@ -32,7 +32,7 @@ from framework.parallel.pipeline import Cut, assemble
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training
-from framework.trainer import folder, recomputing, resume, sizing
+from framework.trainer import folder, recomputing, resume, sizing, swapping
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
 from framework.trainer.ledger import LedgerHook
@@ -52,6 +52,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     Raises DataError, ConfigError or StartError, as far as possible before any process group starts.
     """
     torch.set_num_threads(config.launch.threads or default_threads(process.ranks_per_host))
+    swapping.refuse_unready(config)
     corpora = open_corpora(config.data, config.model.vocab_size, config.seed)
     writer = Writer() if config.checkpoint.mode == "async" else None  # before anything touches an accelerator
     grid = make_grid(config, process.ranks)

@@ -27,7 +27,7 @@ def test_every_choice_says_what_it_is() -> None:
 def test_the_table_of_combinations_is_the_contracts() -> None:
     """Written down by hand: half weights need stage 1, fp16 autocast needs stage 0, the rest is free."""
     halves, autocasts = ("bf16", "fp16"), ("bf16_autocast", "fp16_autocast")
-    zeros = ["stage0", "stage1", "stage2", "stage3", "stage2_offload", "stage3_offload"]
+    zeros = ["stage0", "stage1", "stage2", "stage3", "stage2_offload", "stage3_offload", "stage3_nvme"]
     expected = {("fp32", zero): "yes" for zero in zeros}
     for precision in halves:
         expected |= {(precision, zero): "half_weights_stage0" if zero == "stage0" else "yes" for zero in zeros}

@@ -183,6 +183,7 @@ def test_everything_that_we_do_ourselves_is_off() -> None:
 
 FP16 = Precision(dtype="fp16", initial_scale_power=8)
 STAGE3 = Zero(stage=3)
+NVME = replace(STAGE3, offload="nvme", nvme_path="d")
 LEAVES: tuple[tuple[str, Any, Any, dict[str, Any]], ...] = (
     # block, the block before, the block after, what changes in the dict
     ("precision", Precision(), Precision(dtype="bf16"), {"bf16.enabled": True, "torch_autocast.dtype": "bfloat16"}),
@@ -198,6 +199,12 @@ LEAVES: tuple[tuple[str, Any, Any, dict[str, Any]], ...] = (
     ("zero", Zero(stage=2), Zero(stage=2, offload="cpu"), {"zero_optimization.offload_optimizer.device": "cpu"}),
     ("zero", STAGE3, replace(STAGE3, offload="cpu"), {
         "zero_optimization.offload_optimizer.device": "cpu", "zero_optimization.offload_param.device": "cpu",
+    }),
+    # The largest matrix of the default model is one of the feed-forward layer: 384 x 128.
+    ("zero", STAGE3, NVME, {
+        "zero_optimization.offload_optimizer.device": "nvme", "zero_optimization.offload_param.device": "nvme",
+        "zero_optimization.offload_optimizer.nvme_path": "d", "zero_optimization.offload_param.nvme_path": "d",
+        "zero_optimization.offload_param.buffer_size": 49_152, "zero_optimization.offload_param.max_in_cpu": 0,
     }),
     ("zero", STAGE3, replace(STAGE3, overlap_comm=False), {"zero_optimization.overlap_comm": False}),
     ("zero", STAGE3, replace(STAGE3, reduce_bucket_size=11), {"zero_optimization.reduce_bucket_size": 11}),

@@ -1,0 +1,60 @@
+"""zero=stage3_nvme: what is refused before the ranks meet, and, where libaio is, a real run whose state lies on a local disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from deepspeed.ops import op_builder
+
+from framework.base.errors import EXIT_REFUSED, ConfigError, StartError
+from framework.config.compose import compose
+from framework.trainer.swapping import refuse_unready
+from tests import runs
+from tests.starts import assert_one_letter
+
+BUILDER: Any = op_builder.AsyncIOBuilder  # type: ignore[attr-defined]
+NVME = ["zero=stage3_nvme", "checkpoint=none"]
+# Every rank's part of the two matrices of a block's feed-forward layer, of the embedding and of the two optimizer groups is above 1 MiB.
+LARGE = [*runs.SMALL, "steps=4", "model.hidden_size=512", "model.num_heads=4", "model.ffn_hidden_size=2048", "model.vocab_size=2048"]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"zero\.nvme_path"):
+        refuse_unready(compose([*NVME, f"zero.nvme_path={tmp_path}/absent"]))
+    said = runs.train([*runs.SMALL, *NVME, "zero.nvme_path=absent"], tmp_path, code=EXIT_REFUSED)
+    assert_one_letter(said, "zero.nvme_path", "a folder on a local disk")
+    assert not (tmp_path / "runs/run").exists()
+
+
+def test_without_libaio_the_letter_says_what_to_install(tmp_path: Path) -> None:
+    with mock.patch.object(BUILDER, "is_compatible", return_value=False), pytest.raises(StartError, match="libaio-dev"):
+        refuse_unready(compose([*NVME, f"zero.nvme_path={tmp_path}"]))
+
+
+def test_other_runs_are_not_asked_for_it() -> None:
+    with mock.patch.object(BUILDER, "is_compatible", side_effect=AssertionError):
+        refuse_unready(compose(["zero=stage3_offload"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_on_a_local_disk_has_the_losses_of_one_in_memory(precision: str, tmp_path: Path) -> None:
+    if not BUILDER().is_compatible():
+        pytest.skip("no libaio: DeepSpeed's async_io cannot be compiled")
+    words = [*LARGE, f"precision={precision}", "checkpoint=none"]
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    runs.train([*words, "zero=stage3", "name=memory"], tmp_path, ranks=2, timeout=600)
+    runs.train([*words, *NVME, f"zero.nvme_path={disk}", "name=disk"], tmp_path, ranks=2, timeout=1200)
+    memory, swapped = runs.losses(tmp_path / "runs/memory"), runs.losses(tmp_path / "runs/disk")
+    assert list(swapped) == list(memory) == [1, 2, 3, 4]
+    for step, (loss, norm) in memory.items():
+        assert swapped[step][0] == pytest.approx(loss, abs=1e-6)
+        assert swapped[step][1] == pytest.approx(norm, rel=1e-5)
+    written = {path.relative_to(disk / "zero_stage_3"): path.stat().st_size for path in disk.rglob("*.swp")}
+    for rank in (0, 1):
+        assert sum(size for path, size in written.items() if f"optimizer/rank{rank}" in str(path)) > 2**20
+        assert sum(size for path, size in written.items() if f"params/rank{rank}" in str(path)) > 2**20
