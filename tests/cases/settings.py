@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ class Leaf:
 
 
 # ---------------------------------------------------------------- readers that take more than a line
+
+
+def memory_is_limited() -> bool:
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
 
 
 def warmup(seen: Seen) -> int:
@@ -275,6 +280,7 @@ TABLE: dict[str, Leaf] = {
     "monitor.wandb": Leaf(True, "tracked", lambda s: any(isinstance(sink, Wandb) for sink in s.hook(Records).sinks)),
     "monitor.wandb_project": Leaf("elsewhere", "tracked", lambda s: s.hook(Records).sinks[-1]._run.project),
     "limits.wall_time": Leaf(500.0, "llama", lambda s: round(s.hook(Stopping).until - time.monotonic() + age_s(), -1)),
+    "limits.memory_gib": Leaf(64.0, "llama", lambda s: s.run.explained.__self__.room / 2**30 if memory_is_limited() else None),
     "launch.threads": Leaf(3, "llama", lambda s: torch.get_num_threads()),
     "launch.timeout": Leaf(123.0, "llama", lambda s: wait_s(s.run.feed.groups.control)),
     "launch.shm_comm": Leaf(True, "compiled", lambda s: SWITCH[0]),
