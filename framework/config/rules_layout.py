@@ -92,6 +92,16 @@ def nvme_place(case: Case) -> Offence | None:
     return Offence("zero.nvme_path", "null with offload nvme", "zero.nvme_path=FOLDER") if zero.nvme_path is None else None
 
 
+def nvme_buffers(case: Case) -> Offence | None:
+    """with offload=nvme a gathered parameter holds one of five buffers: none is gathered ahead or kept"""
+    zero = case.config.zero
+    kept = {word: getattr(zero, word) for word in ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")}
+    word = next((word for word, value in kept.items() if value > 0), None)
+    if zero.offload != "nvme" or word is None:
+        return None
+    return Offence(f"zero.{word}", f"{kept[word]} with offload nvme", f"zero.{word}=0, as zero=stage3_nvme has it")
+
+
 def nvme_state(case: Case) -> Offence | None:
     """masters and moments that offload=nvme keeps on the disk are neither saved nor hashed: no checkpoints, no hashes.jsonl"""
     c = case.config
@@ -211,6 +221,6 @@ def recompute_words(case: Case) -> Offence | None:
 
 LAYOUT: tuple[Rule, ...] = (
     world, micro_batch, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler,
-    offload_stage, nvme_place, nvme_state, pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width, ffn_width,
-    vocabulary, sequence, positions, plain_engine, recompute_words,
+    offload_stage, nvme_place, nvme_buffers, nvme_state, pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width,
+    ffn_width, vocabulary, sequence, positions, plain_engine, recompute_words,
 )  # fmt: skip

@@ -38,6 +38,9 @@ OFFENDERS: dict[str, Offender] = {
     "pipeline_scaler": Offender(["parallel=pipeline2", "precision=fp16_autocast"], ["precision=bf16_autocast"], ranks=2),
     "offload_stage": Offender(["zero.offload=cpu"], ["zero.offload=none"]),
     "nvme_place": Offender(["zero=stage3_nvme", "checkpoint=none"], ["zero.nvme_path=d"]),
+    "nvme_buffers": Offender(
+        ["zero=stage3_nvme", "checkpoint=none", "zero.nvme_path=d", "zero.max_live_parameters=9"], ["zero.max_live_parameters=0"]
+    ),
     "nvme_state": Offender(["zero=stage3_nvme", "zero.nvme_path=d"], ["checkpoint=none", "verify.hash_every=0"]),
     "pipeline_blocks": Offender(["parallel.pipeline=4", "model.num_layers=2"], ["parallel.pipeline=2"], ranks=4),
     "tensor_host": Offender(["parallel.tensor=4"], ["parallel.tensor=2"], ranks=4, host=2),
