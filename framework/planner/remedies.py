@@ -9,7 +9,7 @@ from framework.base.errors import ConfigError
 from framework.config.check import check
 from framework.config.schema import Config
 from framework.planner import memory, sizing
-from framework.planner.activations import Kernels
+from framework.planner.activations import CPU, Kernels
 from framework.planner.advice import savers, written
 from framework.topology.grid import Grid
 
@@ -51,4 +51,5 @@ def _changes(config: Config, grid: Grid, room: float, kernels: Kernels) -> Itera
     if smaller:
         fitting = sizing.largest(config, grid, room, kernels) or smaller[-1]
         yield sizing.with_micro(config, min(fitting, smaller[0]))
-    yield from (changed for _, changed in savers(config))
+    host = kernels == CPU  # whose memory is the host's already: offload frees nothing there
+    yield from (changed for _, changed in savers(config) if not (host and changed.zero.offload != config.zero.offload))

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 from deepspeed.ops import op_builder
+from torch.utils.cpp_extension import _get_build_directory
 
 from framework.base.errors import EXIT_REFUSED, ConfigError, StartError
 from framework.config.compose import compose
@@ -49,8 +50,10 @@ def test_a_run_on_a_local_disk_has_the_losses_of_one_in_memory(tmp_path: Path) -
     words = [*LARGE, "checkpoint=none"]
     disk = tmp_path / "disk"
     disk.mkdir()
+    # async_io takes minutes to compile: once on a machine.
+    usual = {"TORCH_EXTENSIONS_DIR": str(Path(_get_build_directory("async_io", verbose=False)).parent)}
     for more in (["zero=stage3", "name=memory"], [*NVME, f"zero.nvme_path={disk}", "name=disk"]):
-        done = launch(["framework.train", *words, *more], 2, tmp_path, timeout=1200)  # the first start on a machine compiles async_io
+        done = launch(["framework.train", *words, *more], 2, tmp_path, timeout=1200, env=usual)
         assert done.code == 0, done.stdout + done.stderr
     memory, swapped = runs.losses(tmp_path / "runs/memory"), runs.losses(tmp_path / "runs/disk")
     assert list(swapped) == list(memory) == [1, 2, 3, 4]
