@@ -99,17 +99,17 @@ HALF_A100 = {"bf16": 312 * T, "fp16": 312 * T, "fp32": 19.5 * T}
 HALF_H100 = {"bf16": 989 * T, "fp16": 989 * T, "fp32": 67 * T}
 CPU = Hardware(
     "cpu",
-    {"fp32": 92 * G, "bf16": 217 * G, "fp16": 0.7 * G},
+    {"fp32": 99.6 * G, "bf16": 217 * G, "fp16": 0.7 * G},
     memory=0,
-    bandwidth=44 * G,
-    host=Host(1, Link(1.33 * G, 276e-6), Link(1.33 * G, 276e-6), 44 * G, 0, 44 * G, "ranks of one host talk through its memory (gloo)"),
+    bandwidth=61 * G,
+    host=Host(1, Link(2.69 * G, 167e-6), Link(2.69 * G, 167e-6), 61 * G, 0, 61 * G, "ranks of one host talk through its memory (gloo)"),
     reached=Reached(
         products=1.0,
-        half=0.0,
+        half=3.8,
         copies=1.0,
-        between=0.0178,
+        between=0.1,
         links=1.0,
-        operator=36e-6,
+        operator=11e-6,
         hooks=(0.0, 40e-6, 40e-6, 300e-6),
         source="measured, tests/bench/rates.py, 2026-12-01: one core while a second one is busy; hooks assumed",
     ),
