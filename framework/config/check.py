@@ -37,3 +37,12 @@ def check(config: Config, ranks: int, ranks_per_host: int) -> None:
         offence = rule(case)
         if offence is not None:
             raise ConfigError(f"{offence.key}  [{rule.__name__}]", offence.got, str(rule.__doc__), offence.write)
+
+
+def accepted(config: Config, ranks: int, ranks_per_host: int) -> bool:
+    """Whether check() finds nothing wrong."""
+    try:
+        check(config, ranks, ranks_per_host)
+    except ConfigError:
+        return False
+    return True

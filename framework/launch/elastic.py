@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from framework.base.errors import ConfigError
-from framework.config.check import check
+from framework.config.check import accepted
 from framework.config.schema import Config, Parallel
 
 
@@ -22,7 +22,7 @@ def fit(config: Config, ranks: int, ranks_per_host: int | None = None) -> tuple[
             for micro in range(config.batch.micro, 0, -1):
                 batch = config.batch if config.batch.micro_size == "auto" else replace(config.batch, micro_size=micro)
                 candidate = replace(config, parallel=parallel, batch=batch, launch=replace(config.launch, num_procs=count))
-                if config.batch.global_size % (micro * data) == 0 and _accepted(candidate, count, min(count, ranks_per_host or count)):
+                if config.batch.global_size % (micro * data) == 0 and accepted(candidate, count, min(count, ranks_per_host or count)):
                     return candidate, count
     raise ConfigError("launch.elastic", f"{ranks} ranks left", "a layout for which check() finds nothing wrong", "launch.elastic=false")
 
@@ -44,11 +44,3 @@ def _layouts(parallel: Parallel, count: int) -> Iterator[Parallel]:
 
 def _divisors(degree: int) -> list[int]:
     return [each for each in range(degree, 0, -1) if degree % each == 0]
-
-
-def _accepted(config: Config, ranks: int, ranks_per_host: int) -> bool:
-    try:
-        check(config, ranks, ranks_per_host)
-    except ConfigError:
-        return False
-    return True

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from framework.base.errors import ConfigError
-from framework.config.check import check
+from framework.config.check import accepted
 from framework.config.identity import changes
 from framework.config.schema import Config, Recompute
 from framework.planner import memory
@@ -76,7 +75,8 @@ class Judge:
         found = []
         for what, config in savers(now.config) if now.reason else _faster(now.config):
             moves = config.zero.offload not in ("none", now.config.zero.offload)
-            if not self._accepted(config) or (moves and self.site.hardware.shared):  # a CPU's rank has the host's memory already
+            nowhere = moves and self.site.hardware.shared  # a CPU's rank has the host's memory already
+            if nowhere or not accepted(config, self.ranks, self.site.ranks_per_host):
                 continue
             then = self.judge(config)
             saves, costs = now.ledger.total - then.ledger.total, seconds(then.time) - seconds(now.time)
@@ -84,13 +84,6 @@ class Judge:
             if helps:
                 found.append(Advice(what, written(now.config, config), saves, costs, not then.reason))
         return found
-
-    def _accepted(self, config: Config) -> bool:
-        try:
-            check(config, self.ranks, self.site.ranks_per_host)
-        except ConfigError:
-            return False
-        return True
 
 
 def savers(config: Config) -> Iterator[tuple[str, Config]]:

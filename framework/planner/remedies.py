@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from framework.base.errors import ConfigError
-from framework.config.check import check
+from framework.config.check import accepted
 from framework.config.schema import Config
 from framework.planner import memory, sizing
 from framework.planner.activations import CPU, Kernels
@@ -32,9 +31,7 @@ def cheapest(config: Config, grid: Grid, ranks_per_host: int, room: float, kerne
     found = []
     for changed in _changes(config, grid, room, kernels):
         parallel = changed.parallel
-        try:
-            check(changed, grid.size, ranks_per_host)
-        except ConfigError:
+        if not accepted(changed, grid.size, ranks_per_host):
             continue
         there = Grid(parallel.pipeline, grid.size // parallel.model_ranks, parallel.context, parallel.tensor)
         peak = memory.fullest(changed, there, kernels).peak

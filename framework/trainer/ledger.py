@@ -14,11 +14,11 @@ from framework.monitor.memory import SavedActivations, machine
 from framework.monitor.page import MemoryRow
 from framework.monitor.runfile import End
 from framework.planner import memory
-from framework.planner.activations import ACCELERATOR, CPU
 from framework.planner.ledger import BOOKS, STATIC, Ledger
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups
 from framework.trainer.run import Quiet, Run, Turn
+from framework.trainer.sizing import kernels_of
 
 WARM = 1
 """Steps of a start before the one that is looked at: optimizers make their moments in the first."""
@@ -99,7 +99,7 @@ class LedgerHook(Quiet):
 
 def predicted(config: Config, run: Run, groups: Groups, grid: Grid) -> Ledger:
     """This rank's Ledger on paper, with what `auto` settings became."""
-    kernels = CPU if run.engine.device.type == "cpu" else ACCELERATOR
+    kernels = kernels_of(run.engine.device)
     bounds = run.engine.bounds if isinstance(run.engine, PipelinedEngine) else None
     place = groups.place
     return memory.predict(config, grid, place.pipeline, place.data * grid.context + place.context, kernels, bounds)
