@@ -27,5 +27,10 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "launch.node_rank": (0, None), "launch.master_port": (1, 65_535), "launch.restarts": (0, None), "launch.hang_factor": (1, None),
     "launch.hang_least": (0, None), "plan.world_size": (1, None), "plan.ranks_per_host": (1, None), "plan.show": (1, None),
     "plan.probe": (0, None),
+    "alerts.window": (2, None), "alerts.memory": (0, 1), "alerts.communication": (0, 1), "alerts.utilisation_low": (0, 1),
+    "alerts.utilisation_high": (0, 1), "alerts.data_wait": (0, 1), "alerts.recompute": (0, 1), "alerts.straggler": (1, None),
+    "alerts.loss_spike": (1, None), "alerts.grad_spike": (1, None), "alerts.skipped": (0, None), "alerts.drift_every": (0, None),
+    "alerts.rollbacks": (0, None), "monitor.prometheus": (0, 65_535),
+    "profile.first": (1, None), "profile.steps": (1, None), "profile.rank": (0, None),
 }  # fmt: skip
 """key: (least, greatest) value allowed, both included; None: no limit. A key set to null is not looked at."""

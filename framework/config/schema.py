@@ -230,6 +230,29 @@ class Verify:
 
 
 @dataclass(frozen=True)
+class Alerts:
+    """When something is said to go wrong; null switches a limit off. Shares are of the step, medians over `window` steps."""
+
+    window: int = free(10, "steps between two looks at the shares, and between two alerts of a kind")
+    memory: float | None = free(0.80, "share of the device's memory in use at most, of the rank with the most")
+    communication: float | None = free(0.30, "share of a step that even the slowest rank waits for communication")
+    utilisation_low: float | None = free(0.70, "share of time in which the accelerator computes: less is an alert (none on a CPU)")
+    utilisation_high: float | None = free(0.95, "and so is more: no room is left for a slower step")
+    data_wait: float | None = free(0.10, "share of a step that the slowest rank waits for data")
+    recompute: float | None = free(0.15, "share of a step that computes again, where less than half of `memory` is in use")
+    straggler: float | None = free(1.30, "work of the slowest rank in a step, as a multiple of the median rank's")
+    loss_spike: float | None = free(6.0, "loss above the median of the last 50 steps, in their standard deviations (by the median of deviations)")
+    grad_spike: float | None = free(10.0, "the same for the gradient norm")
+    nan: bool = free(True, "a loss or a gradient norm that is not finite (where fp16 skips a step it is `skipped` that counts)")
+    skipped: int = free(4, "steps skipped in a row, or a loss scale at its floor; 0: never")
+    drift_every: int = free(0, "steps between comparisons of the weights that data ranks hold alike; 0: never")
+    actions: tuple[str, ...] = free(
+        (), "ALERT:ACTION beside the line in events.jsonl; ALERT or all; ACTION is webhook, wandb, skip, rollback or stop"
+    )
+    rollbacks: int = free(3, "rollbacks of one run, at most; then it stops")
+
+
+@dataclass(frozen=True)
 class Monitor:
     """What is shown and where it is sent. metrics.jsonl is always written."""
 
@@ -240,13 +263,22 @@ class Monitor:
     sample_prompt: str = free("The ", "how that text begins")
     wandb: bool = free(False, "send metrics to Weights & Biases (WANDB_MODE=offline|disabled is honoured)")
     wandb_project: str = free("framework", "project that the run is listed under")
+    tensorboard: bool = free(False, "write event files for TensorBoard to tensorboard/ in the run folder")
+    prometheus: int | None = free(None, "TCP port where the first rank shows the newest numbers as text for Prometheus; 0: a free one")
+    prometheus_host: str = free("127.0.0.1", "address that it listens on")
+    webhook: str | None = free(None, "URL that alerts with the action webhook are sent to, as JSON by POST")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Measurement beyond what metrics.jsonl always holds."""
+    """Where the time goes, in three depths. metrics.jsonl has the parts of every step in each of them."""
 
-    level: Literal["none"] = free("none", "how deep to look")
+    level: Literal["timers", "ops", "kernels"] = free(
+        "timers", "timers: the parts of a step; ops: and the ten dearest operators; kernels: and each against the roofline, with a trace"
+    )
+    first: int = free(10, "ops, kernels: the first step of the window, counted from the start of the ranks")
+    steps: int = free(3, "ops, kernels: steps of the window")
+    rank: int = free(0, "ops, kernels: the rank that is looked at")
 
 
 @dataclass(frozen=True)
@@ -320,6 +352,13 @@ class Convert:
 
 
 @dataclass(frozen=True)
+class Report:
+    """python -m framework.report: a run as one page."""
+
+    out: str | None = free(None, "framework.report: the page to write; null: report.html in the run folder")
+
+
+@dataclass(frozen=True)
 class Config:
     """The root. One object of this class is the whole truth about a run."""
 
@@ -330,7 +369,8 @@ class Config:
     compile: Literal["none", "blocks"] = layout("none", "torch.compile each block")
     clip_grad_norm: float = meaning(1.0, "gradients are scaled down to this global L2 norm; 0: never")
     output_root: str = free("runs", "folder of all runs")
-    run: str | None = free(None, "run folder, or one of its checkpoints, that framework.convert reads")
+    run: str | None = free(None, "run folder (of framework.convert also one of its checkpoints) that convert and report read")
+    against: str | None = free(None, "framework.report: a second run folder, to compare with")
     resume: str = free("auto", "auto: the newest checkpoint if any; must: one; never: NAME becomes NAME.old-k; or a path")
     resume_changes: Literal["refuse", "allow"] = free("refuse", "whether a run may go on with other `meaning` settings")
     batch: Batch = block(Batch)
@@ -346,12 +386,14 @@ class Config:
     checkpoint: Checkpoint = block(Checkpoint)
     verify: Verify = block(Verify)
     monitor: Monitor = block(Monitor)
+    alerts: Alerts = block(Alerts)
     profile: Profile = block(Profile)
     adapter: Adapter = block(Adapter)
     limits: Limits = block(Limits)
     launch: Launch = block(Launch)
     plan: Plan = block(Plan)
     convert: Convert = block(Convert)
+    report: Report = block(Report)
 
     @property
     def run_dir(self) -> str:
