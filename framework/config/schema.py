@@ -233,7 +233,7 @@ class Verify:
 class Alerts:
     """When something is said to go wrong; null switches a limit off. Shares are of the step, medians over `window` steps."""
 
-    window: int = free(10, "steps between two looks at the shares, and between two alerts of a kind")
+    window: int = free(10, "steps between two looks at the shares; each alert is given once, and again when it has been over")
     memory: float | None = free(0.80, "share of the device's memory in use at most, of the rank with the most")
     communication: float | None = free(0.30, "share of a step that even the slowest rank waits for communication")
     utilisation_low: float | None = free(0.70, "share of time in which the accelerator computes: less is an alert (none on a CPU)")
@@ -241,7 +241,7 @@ class Alerts:
     data_wait: float | None = free(0.10, "share of a step that the slowest rank waits for data")
     recompute: float | None = free(0.15, "share of a step that computes again, where less than half of `memory` is in use")
     straggler: float | None = free(1.30, "work of the slowest rank in a step, as a multiple of the median rank's")
-    loss_spike: float | None = free(6.0, "loss above the median of the last 50 steps, in their standard deviations (by the median of deviations)")
+    loss_spike: float | None = free(6.0, "loss above the median of the last 50 steps, in standard deviations of theirs")
     grad_spike: float | None = free(10.0, "the same for the gradient norm")
     nan: bool = free(True, "a loss or a gradient norm that is not finite (where fp16 skips a step it is `skipped` that counts)")
     skipped: int = free(4, "steps skipped in a row, or a loss scale at its floor; 0: never")

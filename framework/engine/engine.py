@@ -20,6 +20,7 @@ from framework.config.schema import Config
 from framework.data.stream import IGNORE, MicroBatch
 from framework.engine.optim import make_optimizer, set_rate
 from framework.engine.schedule import rate
+from framework.topology.timers import Timers, timers_for
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Engine(Protocol):
     device: torch.device
     hold: Callable[[], None]
     """Called in each step just before the optimizer changes the state: whoever still reads the old state waits here."""
+    veto: Callable[[float], bool] | None
+    """Asked in each step, on every rank, with the step's loss: True skips it as if its gradient were not finite."""
+    timers: Timers
 
     def step(self, batch: Sequence[MicroBatch], tokens: int) -> StepOut:
         """One optimizer step. `batch` is this rank's share, `tokens` the trained tokens of the global batch."""
@@ -77,21 +81,27 @@ class PlainEngine:
         self.optimizer = make_optimizer(model, config.optimizer)
         self.applied = 0
         self.hold: Callable[[], None] = do_nothing
+        self.veto: Callable[[float], bool] | None = None
+        self.timers = timers_for(self.device)
 
     def step(self, batch: Sequence[MicroBatch], tokens: int) -> StepOut:
         lr = rate(self.config.schedule, self.config.optimizer, self.applied)
         set_rate(self.optimizer, lr)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        for micro in batch:
-            loss = self.model(micro.ids, micro.targets)
-            (loss / max(1, tokens)).backward()
+        for index, micro in enumerate(batch):
+            with self.timers.part("forward"):
+                loss = self.model(micro.ids, micro.targets)
             loss_sum += loss.detach()
-        norm = float(clip(self.model, self.config.clip_grad_norm))
-        skipped = not math.isfinite(norm)
-        self.hold()
-        if not skipped:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+            refused = index == len(batch) - 1 and self.veto is not None and self.veto(float(loss_sum) / max(1, tokens))
+            with self.timers.part("backward"):
+                ((loss * math.nan if refused else loss) / max(1, tokens)).backward()
+        with self.timers.part("optimizer"):
+            norm = float(clip(self.model, self.config.clip_grad_norm))
+            skipped = not math.isfinite(norm)
+            self.hold()
+            if not skipped:
+                self.optimizer.step()
+            self.optimizer.zero_grad()
         self.applied += not skipped
         return StepOut(float(loss_sum) / max(1, tokens), norm, lr, 1.0, skipped, self.applied)
 

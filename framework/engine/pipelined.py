@@ -27,9 +27,17 @@ from framework.engine.optim import set_rate
 from framework.engine.schedule import rate
 from framework.engine.sharded import DeepSpeedEngine
 from framework.topology.groups import Groups
+from framework.topology.timers import Part
 
 log = logging.getLogger(__name__)
 
+TIMED: dict[type, Part] = {
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.ReduceTiedGrads: "optimizer",
+    schedule.ReduceGrads: "optimizer",
+    schedule.OptimizerStep: "optimizer",
+}
 EVALUATED_AT_ONCE = 32
 """Micro-batches of an evaluation that go through the pipeline before its bubble comes again; they are in memory together."""
 
@@ -49,7 +57,7 @@ class PipelinedEngine(DeepSpeedEngine):
         self._shape: torch.Size | None = None
         self.engine.pipeline_enable_backward_allreduce = self.data_ranks > 1 or config.zero.stage > 0  # else a mean over one
         ours: Instructions = {schedule.ReduceTiedGrads: self._sum_tied, schedule.OptimizerStep: self._update}
-        self._instructions: Instructions = {**self.engine._INSTRUCTION_MAP, **ours}
+        self._instructions: Instructions = self._timed({**self.engine._INSTRUCTION_MAP, **ours})
         self.engine._INSTRUCTION_MAP = self._instructions
         self.stages, self.micros = self.engine.num_stages, self.engine.micro_batches
         if self.micros < self.stages and groups.rank == 0:
@@ -113,6 +121,17 @@ class PipelinedEngine(DeepSpeedEngine):
     def stop_recording(self) -> None:
         """Watch nothing any more."""
         self.engine._INSTRUCTION_MAP = self._instructions
+
+    def _timed(self, instructions: Instructions) -> Instructions:
+        """The same, each noted as a part of the step while it runs."""
+        return {**instructions, **{kind: self._as_part(name, instructions[kind]) for kind, name in TIMED.items()}}
+
+    def _as_part(self, name: Part, run: Callable[..., None]) -> Callable[..., None]:
+        def noted(engine: PipelineEngine, *given: int, **named: int) -> None:
+            with self.timers.part(name):
+                run(engine, *given, **named)
+
+        return noted
 
     def _take_shapes(self, batch: Sequence[MicroBatch]) -> None:
         """Stages tell each other the shape of what they send once; again if it changes, and each time where it differs inside a batch."""

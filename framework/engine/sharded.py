@@ -27,6 +27,7 @@ from framework.engine.precision import half_type, make_scaler, prepare_device
 from framework.engine.schedule import rate
 from framework.topology import collectives
 from framework.topology.groups import Groups, accelerator
+from framework.topology.timers import timers_for
 
 
 class DeepSpeedEngine:
@@ -62,6 +63,8 @@ class DeepSpeedEngine:
         self.device: torch.device = self.engine.device
         self.applied = 0
         self.hold: Callable[[], None] = do_nothing
+        self.veto: Callable[[float], bool] | None = None
+        self.timers = timers_for(self.device)
 
     def step(self, batch: Sequence[MicroBatch], tokens: int) -> StepOut:
         lr = rate(self.config.schedule, self.config.optimizer, self.applied)
@@ -70,13 +73,19 @@ class DeepSpeedEngine:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         norm: Tensor | float | None = None
         for index, micro in enumerate(batch):
-            loss = self.engine(micro.ids, micro.targets)
-            self.engine.backward(loss * (self.data_ranks / max(1, tokens)), scale_wrt_gas=False)
+            last = index == len(batch) - 1
+            with self.timers.part("forward"):
+                loss = self.engine(micro.ids, micro.targets)
             loss_sum += loss.detach()
-            if index == len(batch) - 1:
-                norm = self._clip_whole_gradients() if self.config.zero.stage == 0 else None
-                self.hold()
-            self.engine.step()
+            refused = last and self._refused(loss_sum, tokens)
+            with self.timers.part("backward"):
+                weighted = loss * (self.data_ranks / max(1, tokens))
+                self.engine.backward(weighted * math.nan if refused else weighted, scale_wrt_gas=False)
+            with self.timers.part("optimizer"):
+                if last:
+                    norm = self._clip_whole_gradients() if self.config.zero.stage == 0 else None
+                    self.hold()
+                self.engine.step()
         dist.all_reduce(loss_sum, group=self.data_group)
         norm = float(self.engine.get_global_grad_norm()) if norm is None else float(norm)
         return self._finished(float(loss_sum) / max(1, tokens), norm, lr, scale)
@@ -113,6 +122,14 @@ class DeepSpeedEngine:
             self._forget_gradients()
         self.applied += not skipped
         return StepOut(loss, norm, lr, scale, skipped, self.applied)
+
+    def _refused(self, loss_sum: Tensor, tokens: int) -> bool:
+        """Whether the step is not wanted. Its gradient is made NaN then, which every stage and precision knows how to skip."""
+        if self.veto is None:
+            return False
+        whole = loss_sum.clone()
+        dist.all_reduce(whole, group=self.data_group)
+        return self.veto(float(whole) / max(1, tokens))
 
     def loss_scale(self) -> float:
         """The factor in use for the next backward pass."""

@@ -78,7 +78,7 @@ class Region:
     def _noted(self, module: nn.Module) -> Function:
         def forward(hidden: Tensor) -> Tensor:
             out: Tensor = self(hidden)
-            self.last = Output(module, hidden.detach(), out) if torch.is_grad_enabled() else None
+            self.last = Output(module, hidden.detach(), out, self.streams) if torch.is_grad_enabled() else None
             return out
 
         return forward
@@ -104,8 +104,8 @@ class Region:
 class Output:
     """What a module has computed, known by its memory; given up, and computed again when it is asked for."""
 
-    def __init__(self, module: nn.Module, given: Tensor, out: Tensor) -> None:
-        self.module, self.given, self.memory, self.size = module, given, memory_of(out), out.numel()
+    def __init__(self, module: nn.Module, given: Tensor, out: Tensor, streams: Streams) -> None:
+        self.module, self.given, self.memory, self.size, self.streams = module, given, memory_of(out), out.numel(), streams
         self.left = 0
         self.again: Tensor | None = None
 
@@ -124,7 +124,7 @@ class Output:
         """Kept until the last one of those that had saved it has asked."""
         again = self.again
         if again is None:
-            with torch.no_grad():
+            with torch.no_grad(), self.streams.again():
                 again = self.module(self.given)  # as a module: an engine that moves weights about sees it
         self.left -= 1
         self.again = again if self.left > 0 else None

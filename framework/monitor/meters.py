@@ -8,7 +8,8 @@ from __future__ import annotations
 import resource
 import sys
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_high, median_low
 
@@ -22,7 +23,10 @@ class TrainRecord:
     `step` counts loop turns from 1. `loss` is the token-weighted mean over the global batch, in nats per token. `grad_norm` is
     the global L2 norm before clipping. `lr` is the rate used in this step. `tokens` and `samples` are those of the global batch.
     `loss_scale` is 1.0 where the precision has none. `applied` counts the updates that were not skipped, this one included.
-    `consumed_samples` is the position in the data after the step. Times are in seconds, memory is the peak in bytes.
+    `consumed_samples` is the position in the data after the step. Times are in seconds, memory is the peak in bytes. `parts`
+    (topology/timers.py) are the first rank's and add up to the step; `hidden_s` is communication beside the computation, `aside_s`
+    what was done since the step before and counts for none. `mfu` is the share of the peak that the model's own products reach;
+    None where the device's peak is not known.
     """
 
     step: int
@@ -39,6 +43,15 @@ class TrainRecord:
     applied: int
     consumed_samples: int
     memory_bytes: int
+    mfu: float | None = None
+    hidden_s: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    aside_s: Mapping[str, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """What can be drawn: every number but the step, those of the parts under names of their own."""
+        plain = {key: value for key, value in vars(self).items() if key != "step" and isinstance(value, (int, float))}
+        return {**plain, **{f"part_{part}_s": seconds for part, seconds in self.parts.items()}}
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,7 @@ class EvalRecord:
     time_s: float
 
 
-def rate(amount: int, seconds: float) -> float:
+def rate(amount: float, seconds: float) -> float:
     """Amount per second; 0 where no time has passed."""
     return amount / seconds if seconds > 0 else 0.0
 

@@ -20,7 +20,8 @@ class Facts:
     """What is known of the run beside its settings, once it is built.
 
     `parameters` are the logical parameters of the whole model, `tokens` and `held_out_tokens` the sizes of the two parts of the
-    corpus, `first_step` the step that this start begins with (1, or later when it goes on), `device` its name for people.
+    corpus, `first_step` the step that this start begins with (1, or later when it goes on), `device` its name for people, `peak`
+    the FLOP/s of all ranks together on large matrices of the run's precision, None where that is not known.
     """
 
     parameters: int
@@ -29,6 +30,7 @@ class Facts:
     tokens: int
     held_out_tokens: int
     first_step: int = 1
+    peak: float | None = None
 
 
 @dataclass(frozen=True)

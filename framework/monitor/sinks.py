@@ -165,7 +165,7 @@ class Wandb:
         self.run_id: str = run.id
 
     def train(self, record: TrainRecord) -> None:
-        numbers = {f"train/{key}": value for key, value in vars(record).items() if key != "step"}
+        numbers = {f"train/{key}": value for key, value in record.numbers().items()}
         self._run.log({"step": record.step, **numbers})
 
     def evaluation(self, record: EvalRecord) -> None:

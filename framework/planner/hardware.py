@@ -195,6 +195,12 @@ def named(name: str) -> Hardware:
     return found[name]
 
 
+def of_device(name: str, memory: int) -> Hardware | None:
+    """The entry of an accelerator as its driver calls it, of `memory` bytes; None where the table has none of that name."""
+    found = [entry for entry in ENTRIES if not entry.shared and entry.name.partition("_")[0] in name.lower()]
+    return min(found, key=lambda entry: abs(entry.memory - memory), default=None)
+
+
 def this_machine() -> Hardware:
     """The CPU that this process may use: cores, memory and instructions as Linux shows them, rates of one core as measured elsewhere."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

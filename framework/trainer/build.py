@@ -44,6 +44,7 @@ from framework.trainer.saving import make_saver
 from framework.trainer.shortage import Shortage
 from framework.trainer.stages import RESOLVED, StageTimes, make_bounds
 from framework.trainer.stopping import Stopping
+from framework.trainer.timing import Watched, peak
 
 
 def build(config: Config, process: Process, log: Log) -> Run:
@@ -75,12 +76,14 @@ def build(config: Config, process: Process, log: Log) -> Run:
         found = resume.take_up(config, groups, engine, fingerprint)
     position = found.position if found is not None else Position()
     settings = _stream_settings(config, groups, grid, process)
-    feed = Feed(TrainingStream(corpora.train, settings, engine.device), groups, grid.tensor * grid.pipeline, position.consumed_samples)
-    run = Run(config, run_folder, engine, feed, position, streams, explained=shortage.explained)
+    stream = TrainingStream(corpora.train, settings, engine.device)
+    feed = Feed(stream, groups, grid.tensor * grid.pipeline, position.consumed_samples, engine.timers)
+    watched = Watched(engine, streams)
+    run = Run(config, run_folder, engine, feed, position, streams, watched.clock, explained=shortage.explained)
     records = Records(config, groups, _facts(config, corpora, process, position))
     if shortage.sized:
         records.resolve(sizing.RESOLVED, config.batch.micro)
-    run.hooks = _hooks(run, groups, corpora, settings, records)
+    run.hooks = [watched, *_hooks(run, groups, corpora, settings, records)]
     run.hooks.append(LedgerHook(groups, grid, records.memory if groups.rank == 0 else None))
     if config.checkpoint.mode != "none":
         run.hooks.append(make_saver(run, groups, records, writer, fingerprint))
@@ -174,6 +177,7 @@ def _facts(config: Config, corpora: Corpora, process: Process, position: Positio
         tokens=_tokens(corpora.train),
         held_out_tokens=_tokens(corpora.validation) if corpora.validation is not None else 0,
         first_step=position.step + 1,
+        peak=peak(config.precision.dtype, process),
     )
 
 

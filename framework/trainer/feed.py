@@ -10,6 +10,7 @@ from framework.base.errors import DataError
 from framework.data.stream import MicroBatch, TrainingStream
 from framework.engine.engine import trained_tokens
 from framework.topology.groups import Groups
+from framework.topology.timers import Timers
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,11 @@ class Feed:
     sum of its values over all ranks, so that all ranks can decide alike without a collective of their own.
     """
 
-    def __init__(self, stream: TrainingStream, groups: Groups, tensor_ranks: int, consumed_samples: int) -> None:
+    def __init__(self, stream: TrainingStream, groups: Groups, tensor_ranks: int, consumed_samples: int, timers: Timers) -> None:
         """`tensor_ranks` is the number of ranks that read the same samples."""
         self.stream = stream
         self.groups = groups
+        self.timers = timers
         self.tensor_ranks = tensor_ranks
         self.votes: dict[str, Callable[[], float]] = {}
         self._batches: Iterator[list[MicroBatch]] = stream.start(consumed_samples)
@@ -43,7 +45,8 @@ class Feed:
         batch: list[MicroBatch] = []
         fault: DataError | None = None
         try:
-            batch = next(self._batches)
+            with self.timers.part("data"):
+                batch = next(self._batches)
         except DataError as error:
             fault = error
         wait_s = time.perf_counter() - began

@@ -38,7 +38,7 @@ class Evaluation(Quiet):
         every = run.config.eval.every
         if not (turn.last or (every > 0 and turn.step % every == 0)):
             return
-        with run.clock.aside():
+        with run.clock.aside("evaluation"):
             began = time.perf_counter()
             loss_sum, tokens = run.engine.evaluate(self._lively(run, self.stopping.unless_stopped(self.batches())))
             if self.stopping.interrupted:
@@ -115,7 +115,7 @@ class ClosingText(Quiet):
             return
         config = run.config
         text, prompt = config.data.text, config.monitor.sample_prompt
-        with run.clock.aside():
+        with run.clock.aside("sample"):
             ids = sample(
                 lambda window: run.engine.logits(window.to(run.engine.device)),
                 prompt=list(prompt.encode()),

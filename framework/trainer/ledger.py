@@ -68,7 +68,7 @@ class LedgerHook(Quiet):
                 self.saved.begin()
         elif self.static is not None:
             self._release()
-            with run.clock.aside():
+            with run.clock.aside("ledger"):
                 self._tell(run, turn)
             self.static = self.saved = None
 

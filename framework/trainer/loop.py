@@ -48,4 +48,5 @@ def _turn(run: Run, fed: Fed) -> Turn:
     run.position.step += 1
     run.position.consumed_samples += run.config.batch.global_size
     step = run.position.step
-    return Turn(step, fed.batch, out, fed.tokens, run.clock.lap(), fed.wait_s, fed.votes, step == run.config.steps)
+    seconds, split = run.clock.lap()
+    return Turn(step, fed.batch, out, fed.tokens, seconds, fed.wait_s, fed.votes, step == run.config.steps, split)

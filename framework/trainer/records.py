@@ -17,6 +17,7 @@ from framework.monitor.meters import TrainRecord, peak_memory_bytes, rate
 from framework.monitor.page import Facts, memory_lines
 from framework.monitor.runfile import End, RunFile, Start
 from framework.monitor.sinks import JsonLines, Sink, Wandb
+from framework.planner.work import model_flop
 from framework.topology.groups import Groups
 from framework.trainer import lock
 from framework.trainer.folder import run_folder
@@ -33,6 +34,7 @@ class Records(Quiet):
         self.console: Console | None = None
         self.runfile: RunFile | None = None
         self.events: JsonLines | None = None
+        self.flop, self.peak = model_flop(config) * config.batch.global_size, facts.peak
         hosts = sorted(set(groups.gather(socket.gethostname())))
         if groups.rank == 0:
             folder = run_folder(config)
@@ -96,6 +98,10 @@ class Records(Quiet):
             applied=turn.out.applied,
             consumed_samples=run.position.consumed_samples,
             memory_bytes=peak_memory_bytes(run.engine.device),
+            mfu=None if self.peak is None else rate(self.flop, turn.step_time_s) / self.peak,
+            hidden_s=turn.split.hidden_s,
+            parts=turn.split.parts,
+            aside_s=turn.split.aside_s,
         )
         for sink in self.sinks:
             sink.train(record)

@@ -15,6 +15,7 @@ from framework.engine.engine import PlainEngine, StepOut
 from framework.engine.sharded import DeepSpeedEngine
 from framework.monitor.runfile import End
 from framework.topology.random import Streams
+from framework.topology.timers import Timers
 from framework.trainer.feed import Feed
 
 STOP = "stop"
@@ -30,6 +31,16 @@ class Position:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Where a step's time went on this rank, in seconds: `parts` (topology/timers.py) add up to the step; `hidden_s` is
+    communication beside the computation; `aside_s` what was done since the step before and counts for none: name -> seconds."""
+
+    parts: Mapping[str, float] = field(default_factory=dict)
+    hidden_s: float = 0.0
+    aside_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Turn:
     """One finished turn of the loop, as hooks see it."""
 
@@ -41,30 +52,39 @@ class Turn:
     data_wait_s: float
     votes: Mapping[str, float]
     last: bool
+    split: Split = Split()
 
 
 class Clock:
     """Seconds between finished steps, without what is measured apart (evaluation, saving). `tell` hears of each: step, aside."""
 
-    def __init__(self, tell: Callable[[str], None] = lambda phase: None) -> None:
-        self.tell = tell
+    def __init__(self, timers: Timers, hidden: Callable[[], float] = lambda: 0.0) -> None:
+        """`timers` are the engine's; `hidden` gives the seconds of hidden communication since it was last asked."""
+        self.tell: Callable[[str], None] = lambda phase: None
+        self.timers, self._hidden = timers, hidden
+        self._aside: dict[str, float] = {}
         self._since = time.perf_counter()
 
-    def lap(self) -> float:
-        """Seconds since the last lap."""
+    def lap(self) -> tuple[float, Split]:
+        """Seconds since the last lap, and where they went."""
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
+        split = Split(self.timers.take(), self._hidden(), self._aside)
+        self._aside = {}
         self.tell("step")
-        return seconds
+        return seconds, split
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What happens inside does not count."""
+    def aside(self, what: str) -> Iterator[None]:
+        """What happens inside does not count for a step, but for `what`."""
         began = time.perf_counter()
         self.tell("aside")
-        yield
+        with self.timers.aside():
+            yield
         self.tell("step")
-        self._since += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._aside[what] = self._aside.get(what, 0.0) + seconds
+        self._since += seconds
 
 
 class Hook(Protocol):
@@ -109,7 +129,7 @@ class Run:
     feed: Feed
     position: Position
     streams: Streams
+    clock: Clock
     hooks: list[Hook] = field(default_factory=list)
-    clock: Clock = field(default_factory=Clock)
     explained: Callable[[], AbstractContextManager[None]] = nullcontext
     """Inside the block a lack of memory becomes a letter."""

@@ -28,6 +28,7 @@ from framework.engine import state as engine_state
 from framework.monitor.runfile import End, versions
 from framework.monitor.sinks import loss_history
 from framework.topology.groups import Groups, accelerator
+from framework.topology.timers import Timers
 from framework.trainer import memory_tier
 from framework.trainer.interval import Interval
 from framework.trainer.letters import letters
@@ -103,7 +104,7 @@ class Saver(Quiet):
     def start(self, run: Run) -> None:
         run.feed.votes["saving"] = lambda: float(self._at_work())
         run.feed.votes["save_failed"] = lambda: float(self.error is not None)
-        run.engine.hold = self._hold
+        run.engine.hold = lambda: self._hold(run.engine.timers)
         self.interval.begin(run.position.step)
         self.on_disk = run.position.step
         self.warm = run.position.step + WARM
@@ -136,7 +137,7 @@ class Saver(Quiet):
                 self._complete()
         elif turn.step > self.warm:
             self.step_times.append(turn.step_time_s)
-        with run.clock.aside():
+        with run.clock.aside("checkpoint"):
             self._save_if_due(run, turn)
 
     def stop(self, run: Run) -> None:
@@ -213,11 +214,12 @@ class Saver(Quiet):
                 error = met
             self.groups.raise_together(error)
 
-    def _hold(self) -> None:
+    def _hold(self, timers: Timers) -> None:
         """Before the state changes again: a copy that was begun has to be complete."""
         if self.pending is not None and self.pending.copying:
             begun = time.perf_counter()
-            self._release()
+            with timers.part("checkpoint"):
+                self._release()
             self.pending.held_s += time.perf_counter() - begun
 
     def _release(self) -> None:

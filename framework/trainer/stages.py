@@ -47,7 +47,7 @@ class StageTimes(Quiet):
             self.recorder = self.engine.record()
         elif self.turns == WARM + 1:
             self.engine.stop_recording()
-            with run.clock.aside():
+            with run.clock.aside("pipeline"):
                 self._tell(turn)
 
     def _tell(self, turn: Turn) -> None:

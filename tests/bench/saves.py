@@ -74,7 +74,7 @@ class Bench:
         out = run.engine.step(fed.batch, fed.tokens)
         run.position.step += 1
         step = run.position.step
-        self.turn = Turn(step, fed.batch, out, fed.tokens, run.clock.lap(), fed.wait_s, fed.votes, last=False)
+        self.turn = Turn(step, fed.batch, out, fed.tokens, run.clock.lap()[0], fed.wait_s, fed.votes, last=False)
         self.asynchronous.after_step(run, self.turn)
         return time.perf_counter() - begun
 

@@ -19,6 +19,7 @@ from framework.data.stream import IGNORE, MicroBatch
 from framework.engine.engine import StepOut, trained_tokens
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, connect, make_groups
+from framework.topology.timers import Timers
 from framework.trainer.feed import Feed
 from tests.engine import tiny
 from tests.engine.tiny import Form, Layout
@@ -150,7 +151,7 @@ def feed(rank: int, ranks: int) -> tuple[list[int], list[int]]:
     groups: Groups = make_groups(Grid(data=ranks), rank, 60.0)
     layout = Layout(ranks, 4 // ranks)
     stream: Any = Script([layout.share(samples(trained, 4), rank) for trained in (TRAINED, (0, 0, 0, 0), (8, 8, 8, 8))])
-    source = Feed(stream, groups, tensor_ranks=1, consumed_samples=0)
+    source = Feed(stream, groups, tensor_ranks=1, consumed_samples=0, timers=Timers())
     steps = [source.next() for _ in range(3)]
     return [trained_tokens(step.batch) for step in steps], [step.tokens for step in steps]
 
