@@ -127,9 +127,9 @@ class PipelinedEngine(DeepSpeedEngine):
         return {**instructions, **{kind: self._as_part(name, instructions[kind]) for kind, name in TIMED.items()}}
 
     def _as_part(self, name: Part, run: Callable[..., None]) -> Callable[..., None]:
-        def noted(engine: PipelineEngine, *given: int, **named: int) -> None:
+        def noted(engine: PipelineEngine, buffer_id: int | None = None) -> None:
             with self.timers.part(name):
-                run(engine, *given, **named)
+                run(engine) if buffer_id is None else run(engine, buffer_id)
 
         return noted
 
