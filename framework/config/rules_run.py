@@ -7,6 +7,17 @@ import re
 from framework.config.case import Case, Offence, Rule
 from framework.config.schema import Launch, Plan
 
+ALERTS = (
+    "memory", "communication", "utilisation", "data_wait", "recompute", "straggler", "loss_spike", "grad_spike", "nan", "skipped", "drift",
+)  # fmt: skip
+TELLS = ("webhook", "wandb")
+"""Actions that only tell somebody."""
+ACTS = ("skip", "rollback", "stop")
+"""Actions that change the course of the run."""
+ACTIONS = (*TELLS, *ACTS)
+MENDED = ("loss_spike", "grad_spike", "nan", "skipped", "drift")
+"""Alerts that an earlier State has not."""
+
 
 def name(case: Case) -> Offence | None:
     """the name is one folder below output_root: letters, digits, and . - _ = , +"""
@@ -112,6 +123,38 @@ def sample_text(case: Case) -> Offence | None:
     return Offence("monitor.sample_tokens", f"{monitor.sample_tokens} with data.text none", "monitor.sample_tokens=0")
 
 
+def alert_actions(case: Case) -> Offence | None:
+    """alerts.actions: ALERT:ACTION; skip is for loss_spike without a pipeline, rollback for what a checkpoint mends"""
+    config, key = case.config, "alerts.actions"
+    for entry in config.alerts.actions:
+        alert, _, action = entry.partition(":")
+        if alert not in (*ALERTS, "all") or action not in ACTIONS:
+            expected = f"one of {', '.join(ALERTS)}, all, then one of {', '.join(ACTIONS)}"
+            return Offence(key, f"{entry}, which is not {expected}", "alerts.actions=[nan:rollback]")
+        if action == "skip" and (alert != "loss_spike" or config.parallel.pipeline > 1):
+            return Offence(key, f"{entry} with parallel.pipeline {config.parallel.pipeline}", "alerts.actions=[loss_spike:rollback]")
+        if action == "rollback" and alert not in MENDED:
+            return Offence(key, f"{entry}, where {', '.join(MENDED)} can be rolled back", f"alerts.actions=[{alert}:stop]")
+        if action == "rollback" and config.checkpoint.mode == "none":
+            return Offence(key, f"{entry} with checkpoint.mode none", "checkpoint=async")
+        if action == "webhook" and config.monitor.webhook is None:
+            return Offence(key, f"{entry} with monitor.webhook null", "monitor.webhook=URL")
+        if action == "wandb" and not config.monitor.wandb:
+            return Offence(key, f"{entry} with monitor.wandb false", "monitor=wandb")
+    return None
+
+
+def alert_drift(case: Case) -> Offence | None:
+    """weights are compared over data ranks that hold them alike: two or more, below ZeRO stage 3"""
+    config = case.config
+    copies = case.ranks // (config.parallel.tensor * config.parallel.pipeline)
+    if config.alerts.drift_every == 0 or (config.zero.stage < 3 and copies > 1):
+        return None
+    got = f"{config.alerts.drift_every} with zero.stage {config.zero.stage} and {copies} ranks that hold the same"
+    return Offence("alerts.drift_every", got, "alerts.drift_every=0")
+
+
 RUN: tuple[Rule, ...] = (
     name, files, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, plan_words, save_every, save_memory, sample_text,
+    alert_actions, alert_drift,
 )  # fmt: skip

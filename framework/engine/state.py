@@ -115,6 +115,14 @@ def hashes(engine: AnyEngine, tensors: dict[str, str] | None = None) -> dict[str
     return {name: value.hexdigest() for name, value in sums.items()}
 
 
+def live_hash(engine: AnyEngine) -> str:
+    """One hash over what the forward pass reads on this rank: equal on all data ranks below ZeRO stage 3."""
+    whole = xxhash.xxh3_128()
+    for name, tensor in _live_weights(engine):
+        whole.update(f"{name} {_hash(tensor)}".encode())
+    return whole.hexdigest()
+
+
 def tensor_hashes(engine: AnyEngine) -> dict[str, str]:
     """xxh3_128 of each tensor that this rank holds: "KIND NAME" for what is collected, "live NAME" for what the forward pass reads."""
     found = {f"{shard.kind} {shard.logical.name}": _hash(tensor) for shard, tensor in collect(engine, complete=True)}

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from framework.config.schema import Config
 from framework.monitor import page
+from framework.monitor.alerts import Alert
 from framework.monitor.curve import curve
 from framework.monitor.meters import EvalRecord, Meter, TrainRecord
 from framework.monitor.sinks import loss_history
@@ -128,6 +129,11 @@ class Console:
     def evaluation(self, record: EvalRecord) -> None:
         table = page.columns(self._config, self._screen.width)
         write(self._screen, page.eval_line(table, record, self._config.steps), "cyan")
+
+    def alert(self, step: int, alert: Alert, actions: list[str]) -> None:
+        done = "" if not actions else f"  ({', '.join(actions)})"
+        for line in (f"alert  {alert.says}{done}", f"       change {alert.change}"):
+            write(self._screen, line, "yellow")
 
     def memory(self, lines: Sequence[str]) -> None:
         """Show the Ledger, a line for each book."""

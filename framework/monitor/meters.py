@@ -5,6 +5,7 @@ Knows nothing of files, screens or engines. Only `peak_memory_bytes` looks at th
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections import deque
@@ -70,6 +71,10 @@ def rate(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
 
 
+QUANTILES_OVER = 1000
+"""Steps that the 50th and the 99th of a hundred step times are taken from."""
+
+
 class Meter:
     """The last `window` steps, and what is typical of them.
 
@@ -80,11 +85,13 @@ class Meter:
     def __init__(self, window: int = 20) -> None:
         self._seconds: deque[float] = deque(maxlen=window)
         self._rates: deque[float] = deque(maxlen=window)
+        self._longer: deque[float] = deque(maxlen=QUANTILES_OVER)
 
     def add(self, seconds: float, tokens: int) -> None:
         """Take in one step that lasted `seconds` and trained on `tokens`."""
         self._seconds.append(seconds)
         self._rates.append(rate(tokens, seconds))
+        self._longer.append(seconds)
 
     @property
     def step_time_s(self) -> float:
@@ -95,6 +102,11 @@ class Meter:
     def tokens_per_s(self) -> float:
         """Median rate in tokens per second; 0 before the first step."""
         return median_high(self._rates) if self._rates else 0.0
+
+    def quantile(self, share: float) -> float:
+        """The step time in seconds that `share` of the last QUANTILES_OVER steps stay below or at; 0 before the first."""
+        ordered = sorted(self._longer)
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
     def eta_s(self, steps_left: int) -> float:
         """Seconds that `steps_left` more steps take at the present pace, evaluations not counted."""

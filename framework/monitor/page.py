@@ -226,5 +226,7 @@ def foot(last: Moment | None, held_out: dict[int, float], unit: str, seconds: fl
         rows.append(("held out", words if best == final else [*words, f"best {number(held_out[best])} at step {best:,}"]))
     if last is not None:
         speed = [f"{short(last.meter.tokens_per_s)} tokens/s", f"{last.meter.step_time_s:.3f} s a step"]
+        speed += [f"P99 {last.meter.quantile(0.99):.3f} s"]
+        speed += [] if last.record.mfu is None else [f"MFU {100 * last.record.mfu:.0f} %"]
         rows.append(("speed", [*speed, f"{size(last.record.memory_bytes)} at most"]))
     return [*rows, ("time", [span_s(seconds)]), ("folder", [folder])]

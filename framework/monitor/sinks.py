@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from framework.base.errors import ConfigError, RunError, StartError
 
 if TYPE_CHECKING:  # who only reads the files needs no torch
+    from framework.monitor.alerts import Alert
     from framework.monitor.meters import EvalRecord, TrainRecord
 
 REMEDY = "WANDB_MODE=offline (send it later with `wandb sync`), or `wandb login` once"
@@ -30,6 +31,10 @@ class Sink(Protocol):
 
     def evaluation(self, record: EvalRecord) -> None:
         """One evaluation is done."""
+        ...
+
+    def alert(self, step: int, alert: Alert, actions: list[str]) -> None:
+        """Something goes wrong at `step`; `actions` are those that the settings want for it."""
         ...
 
     def close(self, status: str) -> None:
@@ -99,6 +104,9 @@ class JsonLines:
 
     def evaluation(self, record: EvalRecord) -> None:
         self.write({"kind": "eval", **vars(record)})
+
+    def alert(self, step: int, alert: Alert, actions: list[str]) -> None:
+        """metrics.jsonl has none: they are events."""
 
     def close(self, status: str) -> None:
         self._file.close()
@@ -171,6 +179,10 @@ class Wandb:
     def evaluation(self, record: EvalRecord) -> None:
         numbers = {f"eval/{key}": value for key, value in vars(record).items() if key != "step"}
         self._run.log({"step": record.step, **numbers})
+
+    def alert(self, step: int, alert: Alert, actions: list[str]) -> None:
+        if "wandb" in actions:
+            self._run.alert(title=f"{alert.kind} at step {step}", text=f"{alert.says}. Change: {alert.change}")
 
     def close(self, status: str) -> None:
         """Send what is left. A stopped run shows as preempted: it can be started again."""

@@ -33,12 +33,13 @@ from framework.topology.grid import Grid
 from framework.topology.groups import Groups, accelerator, connect, make_groups
 from framework.topology.random import APART, Streams, seed_training
 from framework.trainer import folder, recomputing, resume, sizing, swapping
+from framework.trainer.alerting import Alerting
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
 from framework.trainer.ledger import LedgerHook
 from framework.trainer.pulse import Pulse
 from framework.trainer.records import Records
-from framework.trainer.rewind import leave_line
+from framework.trainer.rewind import Rollback, leave_line
 from framework.trainer.run import Hook, Position, Run
 from framework.trainer.saving import make_saver
 from framework.trainer.shortage import Shortage
@@ -79,14 +80,19 @@ def build(config: Config, process: Process, log: Log) -> Run:
     stream = TrainingStream(corpora.train, settings, engine.device)
     feed = Feed(stream, groups, grid.tensor * grid.pipeline, position.consumed_samples, engine.timers)
     watched = Watched(engine, streams)
-    run = Run(config, run_folder, engine, feed, position, streams, watched.clock, explained=shortage.explained)
+    windows = found.small.get("windows", {}) if found is not None else {}
+    run = Run(config, run_folder, engine, feed, position, streams, watched.clock, windows=windows, explained=shortage.explained)
     records = Records(config, groups, _facts(config, corpora, process, position))
     if shortage.sized:
         records.resolve(sizing.RESOLVED, config.batch.micro)
+    alerting = Alerting(groups, records.alert, records.event, sizing.whole(device, process.ranks_per_host))
     run.hooks = [watched, *_hooks(run, groups, corpora, settings, records)]
+    run.hooks.insert(run.hooks.index(records) + 1, alerting)  # before anything that would save or evaluate a step that is taken back
     run.hooks.append(LedgerHook(groups, grid, records.memory if groups.rank == 0 else None))
     if config.checkpoint.mode != "none":
-        run.hooks.append(make_saver(run, groups, records, writer, fingerprint))
+        saver = make_saver(run, groups, records, writer, fingerprint, alerting.windows)
+        run.hooks.append(saver)
+        alerting.rollback = Rollback(groups, saver, fingerprint)
     run.hooks.append(pulse)
 
     seed_training(config.seed, groups.place, streams)

@@ -32,6 +32,8 @@ def _drive(run: Run) -> End:
         turn = _turn(run, fed)
         for hook in run.hooks:
             hook.after_step(run, turn)
+            if run.position.step != turn.step:
+                break  # the run was rolled back: this step counts no more
     return "done"
 
 

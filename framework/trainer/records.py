@@ -12,7 +12,9 @@ from framework.base.errors import FrameworkError
 from framework.config.compose import to_dict
 from framework.config.identity import meaning_hash
 from framework.config.schema import Config
+from framework.monitor.alerts import Alert
 from framework.monitor.console import Console
+from framework.monitor.dashboards import Prometheus, TensorBoard, Webhook
 from framework.monitor.meters import TrainRecord, peak_memory_bytes, rate
 from framework.monitor.page import Facts, memory_lines
 from framework.monitor.runfile import End, RunFile, Start
@@ -46,6 +48,7 @@ class Records(Quiet):
             self.sinks = [JsonLines(folder / "metrics.jsonl"), self.console]
         error: FrameworkError | None = None
         try:
+            self._show(config, facts.first_step)
             self._track(config)
         except FrameworkError as met:
             error = met
@@ -70,6 +73,13 @@ class Records(Quiet):
         if self.runfile is not None and self.console is not None:
             self.runfile.note_memory(page.as_dict())
             self.console.memory(memory_lines(page.rank, page.rows, page.peak, page.machine))
+
+    def alert(self, step: int, alert: Alert, actions: list[str]) -> None:
+        """A line of events.jsonl, and whoever else is to hear of it."""
+        self.event({"event": "alert", "step": step, "alert": alert.kind, "value": alert.value, "limit": alert.limit, "rank": alert.rank,
+                    "says": alert.says, "change": alert.change, "actions": actions})  # fmt: skip
+        for sink in self.sinks:
+            sink.alert(step, alert, actions)
 
     @property
     def tracker_run_id(self) -> str | None:
@@ -112,6 +122,20 @@ class Records(Quiet):
         if self.runfile is not None:
             self.runfile.finish(status)
             lock.release(self.runfile.path.parent)
+
+    def _show(self, config: Config, first_step: int) -> None:
+        """Open the sinks for those who watch from elsewhere."""
+        monitor = config.monitor
+        if self.runfile is None:
+            return
+        if monitor.tensorboard:
+            self.sinks.append(TensorBoard(run_folder(config) / "tensorboard", first_step))
+        if monitor.prometheus is not None:
+            page = Prometheus(monitor.prometheus_host, monitor.prometheus, config.name)
+            self.sinks.append(page)
+            self.event({"event": "prometheus", "address": page.address})
+        if monitor.webhook is not None:
+            self.sinks.append(Webhook(monitor.webhook, config.name, config.run_dir))
 
     def _track(self, config: Config) -> None:
         """Open the tracker, if one is wanted; a later start goes on with the same tracked run."""

@@ -64,8 +64,11 @@ def disk_root(config: Config) -> str:
     return config.checkpoint.root or f"{config.run_dir}/checkpoints"
 
 
-def take_up(config: Config, groups: Groups, engine: DeepSpeedEngine | PlainEngine, fingerprint: str) -> Found | None:
-    """Fill `engine` from the newest complete and sound checkpoint that `resume` allows, the same on every rank.
+def take_up(
+    config: Config, groups: Groups, engine: DeepSpeedEngine | PlainEngine, fingerprint: str, until: int | None = None
+) -> Found | None:
+    """Fill `engine` from the newest complete and sound checkpoint that `resume` allows, of at most the step `until`, the same on
+    every rank.
 
     None to start from the beginning. Damaged ones are passed over for older ones, unless the user named one. Raises
     ConfigError where there should be one and none can be used (never a silent start from zero), and for a `meaning` that is
@@ -75,7 +78,7 @@ def take_up(config: Config, groups: Groups, engine: DeepSpeedEngine | PlainEngin
         return None
     passed_over: list[CheckpointError] = []
     while True:
-        choice = _choose(config, passed_over, groups)
+        choice = _choose(config, passed_over, groups, until)
         if choice is None:
             return None
         try:
@@ -128,13 +131,13 @@ def _open(root: str, name: str, groups: Groups) -> Checkpoint:
     return checkpoint
 
 
-def _choose(config: Config, passed_over: list[CheckpointError], groups: Groups) -> Choice | None:
+def _choose(config: Config, passed_over: list[CheckpointError], groups: Groups, until: int | None) -> Choice | None:
     """What `_newest` says on the first rank, on every rank."""
     error: ConfigError | None = None
     choice: Choice | None = None
     if groups.rank == 0:
         try:
-            choice = _newest(config, passed_over)
+            choice = _newest(config, passed_over, until)
         except ConfigError as met:
             error = met
     groups.raise_together(error)
@@ -146,7 +149,7 @@ def is_named(config: Config) -> bool:
     return config.resume not in ("auto", "must", "never")
 
 
-def _newest(config: Config, passed_over: list[CheckpointError]) -> Choice | None:
+def _newest(config: Config, passed_over: list[CheckpointError], until: int | None) -> Choice | None:
     """The newest complete checkpoint but those passed over; None where none was ever saved and none must be."""
     if is_named(config):
         with letters(ConfigError):
@@ -161,7 +164,7 @@ def _newest(config: Config, passed_over: list[CheckpointError]) -> Choice | None
             store = Store(root)
             store.sweep()  # a save that was killed when it lacked nothing but its name gets it now
             scan = store.scan()
-            complete += [(checkpoint.step, root) for checkpoint in scan.complete]
+            complete += [(checkpoint.step, root) for checkpoint in scan.complete if until is None or checkpoint.step <= until]
             faults += scan.damaged
     complete.sort(key=lambda entry: entry[0], reverse=True)
     if len(complete) > len(passed_over):

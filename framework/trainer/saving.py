@@ -105,8 +105,7 @@ class Saver(Quiet):
         run.feed.votes["saving"] = lambda: float(self._at_work())
         run.feed.votes["save_failed"] = lambda: float(self.error is not None)
         run.engine.hold = lambda: self._hold(run.engine.timers)
-        self.interval.begin(run.position.step)
-        self.on_disk = run.position.step
+        self.begin_at(run.position.step)
         self.warm = run.position.step + WARM
         shards = [shard for shard, _ in self._kept(run)]
         nbytes = round(self.groups.agree([sum(shard.nbytes for shard in shards)])[0])
@@ -155,6 +154,16 @@ class Saver(Quiet):
                 self.writer.close()
         if status == "done" and self.groups.rank == 0:
             memory_tier.remove(run.config.run_dir)
+
+    def settle(self) -> None:
+        """Let a save under way come to its end, on all ranks."""
+        self._await()
+
+    def begin_at(self, step: int) -> None:
+        """The run goes on from `step`, whose State is saved."""
+        self.interval.begin(step)
+        self.on_disk = step
+        self.linked.clear()
 
     def _save_if_due(self, run: Run, turn: Turn) -> None:
         tier = self._tier(turn)
@@ -296,8 +305,8 @@ class Saver(Quiet):
         return statistics.median(self.step_times) if self.step_times else 0.0
 
 
-def make_saver(run: Run, groups: Groups, records: Records, writer: Writer | None, fingerprint: str) -> Saver:
-    """The saver of a run that keeps State; `fingerprint` tells its data apart."""
+def make_saver(run: Run, groups: Groups, records: Records, writer: Writer | None, fingerprint: str, windows: Callable[[], Small]) -> Saver:
+    """The saver of a run that keeps State; `fingerprint` tells its data apart, `windows` is what alerts remember."""
     settings = run.config.checkpoint
     memory = str(memory_tier.memory_root(run.config.run_dir)) if settings.memory_every > 0 else None
     places = Places(Store(disk_root(run.config)).root, memory, groups.gather(uuid.uuid4().hex[:12])[0])
@@ -310,6 +319,7 @@ def make_saver(run: Run, groups: Groups, records: Records, writer: Writer | None
             "consumed_samples": run.position.consumed_samples,
             "counters": engine_state.counters(run.engine),
             "tracker_run_id": records.tracker_run_id,
+            "windows": windows(),
             **always,
         }
         return small, {"rng": random_state(run.streams)}

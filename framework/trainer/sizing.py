@@ -76,6 +76,11 @@ def _data() -> int:
     return _kib("/proc/self/status", "VmData:") * 1024
 
 
+def whole(device: torch.device, ranks_per_host: int) -> float:
+    """Bytes of memory that a rank has, used or not: its device's, or its share of this host's."""
+    return accelerator().total_memory() if device.type != "cpu" else _kib("/proc/meminfo", "MemTotal:") * 1024 / ranks_per_host
+
+
 def _available() -> int:
     """Bytes of the host that nobody uses."""
     return _kib("/proc/meminfo", "MemAvailable:") * 1024

@@ -65,6 +65,8 @@ OFFENDERS: dict[str, Offender] = {
     "save_every": Offender(["checkpoint.every=-1"], ["checkpoint.every=auto"]),
     "save_memory": Offender(["checkpoint.memory_every=5"], ["checkpoint.memory_every=0"], ranks=2, host=1),
     "sample_text": Offender(["monitor.sample_tokens=5", "data=synthetic"], ["monitor.sample_tokens=0"]),
+    "alert_actions": Offender(["alerts.actions=[nan:rollback]", "checkpoint=none"], ["checkpoint=async"]),
+    "alert_drift": Offender(["alerts.drift_every=5", "zero=stage3"], ["alerts.drift_every=0"], ranks=2),
 }
 
 
@@ -96,6 +98,25 @@ def test_the_letter_names_settings_that_exist(rule: str) -> None:
     for word in re.findall(r"[a-z_.]+=[\w.-]+", caught.value.write):
         if not word.endswith("=N"):
             composed(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "offence"),
+    [
+        (["alerts.actions=[nann:stop]"], "nann:stop, which is not one of"),
+        (["alerts.actions=[nan]"], "nan, which is not"),
+        (["alerts.actions=[nan:skip]"], "nan:skip"),
+        (["alerts.actions=[loss_spike:skip]", "parallel=pipeline2"], "parallel.pipeline 2"),
+        (["alerts.actions=[memory:rollback]"], "where loss_spike, grad_spike, nan, skipped, drift can be"),
+        (["alerts.actions=[all:webhook]"], "monitor.webhook null"),
+        (["alerts.actions=[all:wandb]"], "monitor.wandb false"),
+    ],
+)
+def test_actions_of_alerts_that_could_not_be_done_are_refused(words: list[str], offence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(composed(*words), 2, 2)
+    assert caught.value.subject == "alerts.actions  [alert_actions]"
+    assert offence in str(caught.value.got)
 
 
 def test_the_defaults_pass_on_one_to_eight_ranks() -> None:
