@@ -129,8 +129,8 @@ class Console:
         table = page.columns(self._config, self._screen.width)
         write(self._screen, page.eval_line(table, record, self._config.steps), "cyan")
 
-    def memory(self, lines: Sequence[str]) -> None:
-        """Show the Ledger, a line for each book."""
+    def table(self, lines: Sequence[str]) -> None:
+        """Show a table between two empty lines; its first line is the title."""
         for index, line in enumerate(["", *lines, ""]):
             write(self._screen, line, "bold" if index == 1 else "")
 
