@@ -23,13 +23,18 @@ not say the type: lists are the optimizer's, which are fp32."""
 PRECISION = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
 """The words of planner/hardware.py."""
 
-VIEWS = frozenset(
-    "view _unsafe_view reshape _reshape_alias t transpose permute expand as_strided slice select narrow split unsqueeze squeeze detach "
-    "detach_ as_strided_ set_ alias unbind chunk flatten unflatten empty empty_like empty_strided resize_ resolve_conj resolve_neg item "
-    "_local_scalar_dense to matmul scaled_dot_product_attention lift_fresh result_type".split()
-)
+VIEWS = frozenset((
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "expand", "as_strided", "as_strided_", "slice",
+    "select", "narrow", "split", "unsqueeze", "squeeze", "detach", "detach_", "set_", "alias", "unbind", "chunk", "flatten", "unflatten",
+    "empty", "empty_like", "empty_strided", "resize_", "resolve_conj", "resolve_neg", "item", "_local_scalar_dense", "to", "matmul",
+    "scaled_dot_product_attention", "lift_fresh", "result_type",
+))  # fmt: skip
 """Operators that move nothing themselves: they only look at the same memory, or leave the work to others."""
-REDUCTIONS = frozenset("sum mean amax amin max min norm linalg_vector_norm nll_loss_forward all any isfinite var_mean".split())
+WIRES = ("c10d::", "gloo:", "nccl:", "record_param_comms")
+"""Communication: its limit is the wire, not the memory."""
+REDUCTIONS = frozenset((
+    "sum", "mean", "amax", "amin", "max", "min", "norm", "linalg_vector_norm", "nll_loss_forward", "all", "any", "var_mean",
+))  # fmt: skip
 """Operators whose output is taken for nothing beside their input."""
 
 
@@ -112,16 +117,19 @@ PRODUCTS: dict[str, Callable[[Sequence[Shape]], int]] = {
 def nbytes(name: str, shapes: Sequence[Shape], types: Sequence[str]) -> int:
     """Bytes that one call reads and writes at least: every input once, every output once. An output has the type of the first input.
 
-    Of products and attention the outputs' shapes are known; an operator that ends in `_` writes its first input, on lists all of them;
-    Adam reads gradients and writes weights and moments; a reduction's output is left out; any other operator is taken for element by element, with an output as large as its inputs together span.
+    Of products and attention the outputs' shapes are known. What ends in `_` writes its first input, of lists all of them; what joins
+    its inputs writes as much; Adam writes weights and moments; a reduction's output is left out. Any other operator is taken for one
+    element by element, with an output as large as its inputs together span.
     """
-    if bare(name) in VIEWS:
+    if bare(name) in VIEWS or name.startswith(WIRES):
         return 0
     tensors = [(shape, TYPE_BYTES[kind]) for shape, kind in zip(shapes, types, strict=False) if kind in TYPE_BYTES]
     if not tensors:
         return 0
-    read = sum(prod(shape) * width for shape, width in tensors)
-    width = tensors[0][1]
+    read, width = sum(prod(shape) * width for shape, width in tensors), tensors[0][1]
+    if bare(name) == "embedding":  # reads the rows that it writes, and not the others
+        table, indices = (shape for shape, _ in tensors[:2])
+        return prod(indices) * (tensors[1][1] + 2 * table[-1] * width)
     return read + width * sum(prod(shape) for shape in outputs(bare(name), [shape for shape, _ in tensors]))
 
 
@@ -141,7 +149,7 @@ def outputs(name: str, shapes: Sequence[Shape]) -> list[Shape]:
     if name.startswith("_fused_adam"):  # weights, gradients, two moments, and a counter each
         large = [shape for shape in shapes if shape]
         return large[: len(large) // 4] * 3
-    if name.startswith("_foreach") and name.endswith("_"):
+    if name in ("cat", "stack") or (name.startswith("_foreach") and name.endswith("_")):
         return list(shapes)
     return [shapes[0]] if name.endswith("_") else [spanned(shapes)]
 

@@ -36,6 +36,7 @@ from framework.trainer import folder, recomputing, resume, sizing, swapping
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
 from framework.trainer.ledger import LedgerHook
+from framework.trainer.overflow import Overflow
 from framework.trainer.profiling import Profiling
 from framework.trainer.pulse import Pulse
 from framework.trainer.records import Records
@@ -189,6 +190,8 @@ def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings,
     hooks: list[Hook] = [stopping, records]
     if config.profile.level != "timers":
         hooks.append(Profiling(groups, records))
+    if config.precision.dtype == "fp16":
+        hooks.append(Overflow(groups, records))
     if config.data.log_samples:
         hooks.append(SampleLog(run.folder / "samples.jsonl", groups))
     if config.verify.hash_every > 0:
