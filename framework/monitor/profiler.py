@@ -28,7 +28,8 @@ HISTORY = 200_000
 @dataclass(frozen=True)
 class Recorded:
     """What a window holds. `calls` are what the device spent its time on: operators on a CPU, kernels on an accelerator. `memory` is
-    (nanoseconds, bytes above what lived at the beginning) after each allocation on a CPU."""
+    (nanoseconds, bytes above what lived at the beginning) after each allocation on a CPU; the release of what was allocated before the
+    window is not among them, as torch's profiler does not know its size."""
 
     calls: list[Call]
     memory: list[tuple[int, int]]

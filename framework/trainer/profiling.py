@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -27,7 +27,8 @@ from framework.trainer.run import Quiet, Run, Turn
 
 OPERATORS, KERNELS = 10, 30
 """Rows of ops.json and of kernels.json."""
-EARLY = "the run ended before the window began: profile.first counts the steps of each start"
+EARLY = "no step of the window was finished: profile.first counts the steps of each start"
+FAILED = "the run failed inside the window: what the rank has of it is in profile/"
 
 
 class Told(NamedTuple):
@@ -43,7 +44,7 @@ class Profiling(Quiet):
     def __init__(self, groups: Groups, records: Records) -> None:
         self.groups, self.records = groups, records
         self.turns = self.steps = 0
-        self.state = "before"
+        self.state: Literal["before", "inside", "after"] = "before"
         self.window: Window | None = None
         self.spans: list[Span] = []
         self.base = 0
@@ -102,7 +103,7 @@ class Profiling(Quiet):
         self.state = "after"
         profile = run.config.profile
         facts = {"event": "profile", "step": run.position.step, "level": profile.level, "rank": profile.rank, "steps": self.steps}
-        because = {} if self.steps else {"says": EARLY}
+        because = {"says": EARLY} if self.steps == 0 else {} if told.files else {"says": FAILED}
         self.records.event({**facts, "files": told.files, **because})
         if told.rows:
             self.records.show(operator_lines(profile.rank, self.steps, told.rows))

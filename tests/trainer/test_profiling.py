@@ -56,7 +56,33 @@ def test_a_run_that_ends_inside_the_window_and_one_that_ends_before(tmp_path: Pa
     runs.train([*BARE, "profile=ops", "steps=3", "name=short"], tmp_path)
     (event,) = runs.events(tmp_path / "runs/short", "profile")
     assert (event["steps"], event["files"]) == (0, [])
-    assert "before the window began" in event["says"]
+    assert "no step of the window" in event["says"]
+
+
+def fail_in_step_4() -> None:
+    from framework.base.errors import RunError
+    from framework.engine.sharded import DeepSpeedEngine
+
+    plain, done = DeepSpeedEngine.step, list[int]()
+
+    def step(self: Any, *inputs: Any) -> Any:
+        done.append(1)
+        if len(done) == 4:
+            raise RunError("planted")
+        return plain(self, *inputs)
+
+    DeepSpeedEngine.step = step
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_that_fails_inside_the_window(rank: int, tmp_path: Path) -> None:
+    words = [*BARE, "profile=kernels", "profile.first=2", "profile.steps=9", f"profile.rank={rank}", "steps=6"]
+    runs.train(words, tmp_path, ranks=2, code=1, prepare=fail_in_step_4)
+    (event,) = runs.events(tmp_path / "runs/run", "profile")
+    assert (event["step"], event["steps"]) == (3, 2)
+    assert ("profile/kernels.json" in event["files"]) == (rank == 0)
+    assert ("says" in event) == (rank == 1)
+    assert read(tmp_path, "kernels.json")["steps"] == 2
 
 
 def test_another_rank_from_the_first_step(tmp_path: Path) -> None:
