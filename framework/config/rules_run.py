@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from framework.config.case import Case, Offence, Rule
-from framework.config.schema import Launch, Plan
+from framework.config.schema import Launch, Plan, Profile
 
 ALERTS = (
     "memory", "communication", "utilisation", "data_wait", "recompute", "straggler", "loss_spike", "grad_spike", "nan", "skipped", "drift",
@@ -154,7 +154,24 @@ def alert_drift(case: Case) -> Offence | None:
     return Offence("alerts.drift_every", got, "alerts.drift_every=0")
 
 
+def profile_words(case: Case) -> Offence | None:
+    """profile: first, steps and rank belong to the levels ops and kernels"""
+    given, usual = case.config.profile, Profile()
+    for word in ("first", "steps", "rank"):
+        if given.level == "timers" and getattr(given, word) != getattr(usual, word):
+            return Offence(f"profile.{word}", f"{getattr(given, word)} with level timers", "profile=ops")
+    return None
+
+
+def profile_rank(case: Case) -> Offence | None:
+    """profile.rank is one of the run's ranks: 0 to ranks - 1"""
+    if case.config.profile.rank < case.ranks:
+        return None
+    return Offence("profile.rank", f"{case.config.profile.rank} of {case.ranks} ranks", "profile.rank=0")
+
+
 RUN: tuple[Rule, ...] = (
     name, files, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, plan_words, save_every, save_memory, sample_text,
     alert_actions, alert_drift,
+    profile_words, profile_rank,
 )  # fmt: skip

@@ -143,8 +143,10 @@ def _slice(tokens: np.ndarray, settings: StreamSettings) -> np.ndarray:
 
 
 def _micro_batch(tokens: Tensor, indices: np.ndarray) -> MicroBatch:
-    """From tokens [micro, seq / context + 1]."""
-    return MicroBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.from_numpy(indices))
+    """From tokens [micro, seq / context + 1]. Targets in memory of their own: who ignores some must not change an id (of one row, both
+    slices are contiguous as they are)."""
+    targets = tokens[:, 1:].clone(memory_format=torch.contiguous_format)
+    return MicroBatch(tokens[:, :-1].contiguous(), targets, torch.from_numpy(indices))
 
 
 def _check_ids(tokens: np.ndarray, places: np.ndarray, corpus: Corpus, vocab_size: int) -> None:

@@ -135,8 +135,8 @@ class Console:
         for line in (f"alert  {alert.says}{done}", f"       change {alert.change}"):
             write(self._screen, line, "yellow")
 
-    def memory(self, lines: Sequence[str]) -> None:
-        """Show the Ledger, a line for each book."""
+    def table(self, lines: Sequence[str]) -> None:
+        """Show a table between two empty lines; its first line is the title."""
         for index, line in enumerate(["", *lines, ""]):
             write(self._screen, line, "bold" if index == 1 else "")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from framework.config.schema import Config, Model
 from framework.monitor.meters import EvalRecord, Meter, TrainRecord
@@ -75,6 +76,16 @@ def memory_lines(rank: int, rows: Sequence[MemoryRow], peak: int, machine: Mappi
     if "reserved_peak" in machine:
         idle, retries = size(machine["fragmented"]), machine["retries"]
         lines.append(f"  reserved {size(machine['reserved_peak'])}, of it {idle} in pieces, {retries} retries")
+    return lines
+
+
+def operator_lines(rank: int, steps: int, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows of ops.json as a table, of one step."""
+    lines = [f"{f'operators of rank {rank}, a step of {steps}':<44}{'calls':>7}{'ms':>9}  share  shapes"]
+    for row in rows:
+        shapes = " ".join(str(shape).replace(" ", "") for shape in row["shapes"] if shape)
+        figures = f"{row['calls']:>7.0f}{1e3 * row['self_s']:>9.2f} {100 * row['share']:>5.1f}%"
+        lines.append(f"  {row['name'][:42]:<42}{figures}  {shapes}".rstrip())
     return lines
 
 

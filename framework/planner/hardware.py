@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,21 +154,32 @@ class Site:
     def products(self, dtype: str) -> float:
         """FLOP/s of one rank on large matrices of `dtype`."""
         here = self.hardware
-        return here.products[dtype] * here.reached.products * (here.cores / self.ranks_per_host if here.shared else 1.0)
+        return here.products[dtype] * here.reached.products * self._share
 
     @property
     def bandwidth(self) -> float:
         """Bytes/s of one rank in an update."""
-        return self._peak_bandwidth() * self.hardware.reached.copies
+        return self.peak_bandwidth * self.hardware.reached.copies
 
     @property
     def between(self) -> float:
         """Bytes/s of one rank in what stands between products."""
-        return self._peak_bandwidth() * self.hardware.reached.between
+        return self.peak_bandwidth * self.hardware.reached.between
 
-    def _peak_bandwidth(self) -> float:
-        here = self.hardware
-        return here.bandwidth * (here.cores / self.ranks_per_host if here.shared else 1.0)
+    @property
+    def peaks(self) -> dict[str, float]:
+        """FLOP/s of one rank by type, as the source gives it."""
+        return {dtype: rate * self._share for dtype, rate in self.hardware.products.items()}
+
+    @property
+    def peak_bandwidth(self) -> float:
+        """Bytes/s of one rank, as the source gives it."""
+        return self.hardware.bandwidth * self._share
+
+    @property
+    def _share(self) -> float:
+        """Devices that one rank has: of a CPU, cores."""
+        return self.hardware.cores / self.ranks_per_host if self.hardware.shared else 1.0
 
     def link(self, stride: int, degree: int) -> Link:
         """What a ring of `degree` ranks has, `stride` ranks apart. Where it leaves the host, it goes in and out through the ports of
@@ -195,9 +207,10 @@ def named(name: str) -> Hardware:
     return found[name]
 
 
-def of_device(name: str, memory: int) -> Hardware | None:
-    """The entry of an accelerator as its driver calls it, of `memory` bytes; None where the table has none of that name."""
-    found = [entry for entry in ENTRIES if not entry.shared and entry.name.partition("_")[0] in name.lower()]
+def recognised(device: str, memory: int) -> Hardware | None:
+    """The entry of an accelerator by what its driver calls it (NVIDIA H200) and its memory in bytes; None where there is none."""
+    words = re.split(r"[^a-z0-9]+", device.lower())
+    found = [entry for entry in ENTRIES if not entry.shared and entry.name.split("_")[0] in words]
     return min(found, key=lambda entry: abs(entry.memory - memory), default=None)
 
 

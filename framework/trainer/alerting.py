@@ -5,7 +5,7 @@ It is the one hook that may change the course of a run: it refuses a step (throu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from framework.engine import state
 from framework.monitor.alerts import Alert, Course, Edges, Told, actions, drift, look, median_load
 from framework.monitor.meters import peak_memory_bytes
 from framework.topology.groups import Groups
+from framework.trainer.records import Records
 from framework.trainer.rewind import Rollback
 from framework.trainer.run import Quiet, Run, Turn
 
@@ -23,15 +24,12 @@ WARM = 2
 EACH_STEP = ("nan", "loss_spike", "grad_spike", "skipped")
 EACH_WINDOW = ("memory", "communication", "utilisation", "data_wait", "recompute", "straggler")
 
-Tell = Callable[[int, Alert, list[str]], None]
-
-
 class Alerting(Quiet):
     """`rollback` is set where States are saved."""
 
-    def __init__(self, groups: Groups, tell: Tell, event: Callable[[dict[str, Any]], None], memory: float) -> None:
-        """`tell` takes a step, an alert and its actions; `memory` is the bytes that this rank has."""
-        self.groups, self.tell, self.event, self.memory = groups, tell, event, memory
+    def __init__(self, groups: Groups, records: Records, memory: float, windows: Mapping[str, Any]) -> None:
+        """`memory` is the bytes that this rank has; `windows` what a hook like this one remembered, if the run goes on."""
+        self.groups, self.records, self.memory, self.remembered = groups, records, memory, windows
         self.rollback: Rollback | None = None
         self.edges = Edges()
         self.turns: list[tuple[float, Any]] = []
@@ -44,9 +42,9 @@ class Alerting(Quiet):
         self.settings = run.config.alerts
         self.course = Course(self.settings, run.config)
         self.alike = run.position.step
-        if run.windows:
-            self.course.restore(run.windows["course"])
-            self.rollbacks = run.windows["rollbacks"]
+        if self.remembered:
+            self.course.restore(self.remembered["course"])
+            self.rollbacks = self.remembered["rollbacks"]
         if "skip" in actions("loss_spike", self.settings):
             run.engine.veto = self._refuse
 
@@ -69,7 +67,7 @@ class Alerting(Quiet):
         if len(self.turns) == self.settings.window:
             new += self._look(run)
         for alert in new:
-            self.tell(turn.step, alert, actions(alert.kind, self.settings))
+            self.records.alert(turn.step, alert, actions(alert.kind, self.settings))
         for alert in new:
             if run.position.step == turn.step:
                 self._act(run, turn, alert)
@@ -101,7 +99,7 @@ class Alerting(Quiet):
             self.rollbacks += 1
             good = self.alike if alert.kind == "drift" else turn.step - max(1, self.course.skips)
             with run.clock.aside("rollback"):
-                self.event({**self.rollback.to(run, good), "because": alert.kind})
+                self.records.event({**self.rollback.to(run, good), "because": alert.kind})
             self.edges.on.clear()
             self.turns.clear()
         elif "rollback" in wanted or "stop" in wanted:

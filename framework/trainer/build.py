@@ -37,6 +37,8 @@ from framework.trainer.alerting import Alerting
 from framework.trainer.feed import Feed
 from framework.trainer.hooks import ClosingText, Evaluation, Hashes, SampleLog
 from framework.trainer.ledger import LedgerHook
+from framework.trainer.overflow import Overflow
+from framework.trainer.profiling import Profiling
 from framework.trainer.pulse import Pulse
 from framework.trainer.records import Records
 from framework.trainer.rewind import Rollback, leave_line
@@ -80,14 +82,12 @@ def build(config: Config, process: Process, log: Log) -> Run:
     stream = TrainingStream(corpora.train, settings, engine.device)
     feed = Feed(stream, groups, grid.tensor * grid.pipeline, position.consumed_samples, engine.timers)
     watched = Watched(engine, streams)
-    windows = found.small.get("windows", {}) if found is not None else {}
-    run = Run(config, run_folder, engine, feed, position, streams, watched.clock, windows=windows, explained=shortage.explained)
+    run = Run(config, run_folder, engine, feed, position, streams, watched.clock, explained=shortage.explained)
     records = Records(config, groups, _facts(config, corpora, process, position))
     if shortage.sized:
         records.resolve(sizing.RESOLVED, config.batch.micro)
-    alerting = Alerting(groups, records.alert, records.event, sizing.whole(device, process.ranks_per_host))
-    run.hooks = [watched, *_hooks(run, groups, corpora, settings, records)]
-    run.hooks.insert(run.hooks.index(records) + 1, alerting)  # before anything that would save or evaluate a step that is taken back
+    alerting = Alerting(groups, records, sizing.whole(device, process.ranks_per_host), found.windows if found is not None else {})
+    run.hooks = [watched, *_hooks(run, groups, corpora, settings, records, alerting)]
     run.hooks.append(LedgerHook(groups, grid, records.memory if groups.rank == 0 else None))
     if config.checkpoint.mode != "none":
         saver = make_saver(run, groups, records, writer, fingerprint, alerting.windows)
@@ -191,11 +191,17 @@ def _tokens(corpus: Corpus) -> int:
     return sum(stop - start for start, stop in corpus.spans)
 
 
-def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings, records: Records) -> list[Hook]:
+def _hooks(
+    run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings, records: Records, alerting: Alerting
+) -> list[Hook]:
     """The hooks in the order in which they are called after a step; they end in the opposite order."""
     config = run.config
     stopping = Stopping(groups, config.limits.wall_time, records.event)
-    hooks: list[Hook] = [stopping, records]
+    hooks: list[Hook] = [stopping, records, alerting]  # which may take a step back, before anybody saves or evaluates it
+    if config.profile.level != "timers":
+        hooks.append(Profiling(groups, records))
+    if config.precision.dtype == "fp16":
+        hooks.append(Overflow(groups, records))
     if config.data.log_samples:
         hooks.append(SampleLog(run.folder / "samples.jsonl", groups))
     if config.verify.hash_every > 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console as Screen
@@ -72,7 +73,12 @@ class Records(Quiet):
         """Keep and show a Ledger."""
         if self.runfile is not None and self.console is not None:
             self.runfile.note_memory(page.as_dict())
-            self.console.memory(memory_lines(page.rank, page.rows, page.peak, page.machine))
+            self.console.table(memory_lines(page.rank, page.rows, page.peak, page.machine))
+
+    def show(self, lines: Sequence[str]) -> None:
+        """A table on the console."""
+        if self.console is not None:
+            self.console.table(lines)
 
     def alert(self, step: int, alert: Alert, actions: list[str]) -> None:
         """A line of events.jsonl, and whoever else is to hear of it."""

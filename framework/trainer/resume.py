@@ -55,6 +55,11 @@ class Found:
         return self.checkpoint.manifest.small
 
     @property
+    def windows(self) -> dict[str, Any]:
+        """What alerts remembered then; empty in a State that was saved before there were any."""
+        return self.small.get("windows", {})
+
+    @property
     def position(self) -> Position:
         return Position(self.small["step"], self.small["consumed_samples"])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from framework.config.schema import Config
 from framework.data.stream import MicroBatch
@@ -131,7 +131,5 @@ class Run:
     streams: Streams
     clock: Clock
     hooks: list[Hook] = field(default_factory=list)
-    windows: Mapping[str, Any] = field(default_factory=dict)
-    """What alerts remembered when the State was saved that this run goes on from; empty at a first start."""
     explained: Callable[[], AbstractContextManager[None]] = nullcontext
     """Inside the block a lack of memory becomes a letter."""

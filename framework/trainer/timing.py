@@ -11,7 +11,7 @@ from framework.engine.engine import PlainEngine
 from framework.engine.sharded import DeepSpeedEngine
 from framework.launch.environment import Process
 from framework.monitor.runfile import End
-from framework.planner.hardware import Hardware, Site, of_device, this_machine
+from framework.planner.hardware import Hardware, Site, recognised, this_machine
 from framework.topology.groups import accelerator
 from framework.topology.random import Streams
 from framework.topology.traffic import Traffic
@@ -35,14 +35,13 @@ class Watched(Quiet):
 
 def peak(dtype: str, process: Process) -> float | None:
     """FLOP/s of all ranks on large matrices of `dtype`; None for an accelerator that the hardware table does not have."""
-    found = hardware()
+    found = hardware(torch.device(accelerator().current_device_name()))
     return None if found is None else process.ranks * Site(found, process.ranks_per_host).products(dtype)
 
 
-def hardware() -> Hardware | None:
+def hardware(device: torch.device) -> Hardware | None:
     """The entry of the hardware table that this rank computes on."""
-    device = accelerator()
-    if device.device_name() == "cpu":
+    if device.type == "cpu":
         return this_machine()
-    driver: Any = torch.get_device_module(device.device_name())
-    return of_device(driver.get_device_name(), device.total_memory())
+    driver: Any = torch.get_device_module(device)
+    return recognised(driver.get_device_name(device), accelerator().total_memory())

@@ -64,6 +64,8 @@ OFFENDERS: dict[str, Offender] = {
     "micro_batch": Offender(["batch.micro_size=0"], ["batch.micro_size=auto"]),
     "save_every": Offender(["checkpoint.every=-1"], ["checkpoint.every=auto"]),
     "save_memory": Offender(["checkpoint.memory_every=5"], ["checkpoint.memory_every=0"], ranks=2, host=1),
+    "profile_words": Offender(["profile.first=2"], ["profile=ops"]),
+    "profile_rank": Offender(["profile=ops", "profile.rank=2"], ["profile.rank=1"], ranks=2),
     "sample_text": Offender(["monitor.sample_tokens=5", "data=synthetic"], ["monitor.sample_tokens=0"]),
     "alert_actions": Offender(["alerts.actions=[nan:rollback]", "checkpoint=none"], ["checkpoint=async"]),
     "alert_drift": Offender(["alerts.drift_every=5", "zero=stage3"], ["alerts.drift_every=0"], ranks=2),

@@ -107,6 +107,14 @@ def test_context_ranks_read_slices_of_the_same_samples(tmp_path: Path, workers: 
     assert torch.equal(torch.cat([batch.ids for batch in held_out], dim=1), next(validation_batches(corpus, settings, 0, CPU)).ids)
 
 
+def test_rows_past_the_end_keep_their_ids_in_a_micro_batch_of_one(tmp_path: Path) -> None:
+    """Three samples over two ranks: the second rank's last row repeats sample 0, and none of its targets counts."""
+    settings = replace(SETTINGS, micro_size=1, data_size=2, data_rank=1)
+    last = list(validation_batches(corpus_of(tmp_path, 3), settings, 0, CPU))[-1]
+    assert last.ids.tolist() == [[0, 1, 2, 3]]
+    assert last.targets.tolist() == [[IGNORE] * SEQ]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_global_random_numbers_are_not_touched(tmp_path: Path, workers: int) -> None:
     corpus, settings = corpus_of(tmp_path, 10), replace(SETTINGS, workers=workers)

@@ -127,7 +127,7 @@ def test_the_foot_names_the_best_evaluation_and_never_a_nan() -> None:
     assert page.lay_out(rows, 80) == [
         "  train     2.5000 nats per byte, step 300",
         "  held out  2.0000 nats per byte, step 300, best 1.9000 at step 200",
-        "  speed     8.19k tokens/s, 0.500 s a step, 512 MiB at most",
+        "  speed     8.19k tokens/s, 0.500 s a step, P99 0.500 s, 512 MiB at most",
         "  time      1:01",
         "  folder    runs/tiny",
     ]
@@ -164,3 +164,11 @@ def test_the_ledger_of_an_accelerator_says_what_its_allocator_says() -> None:
 @pytest.mark.parametrize(("predicted", "measured", "error"), [(5, None, None), (5, 5, 0.0), (110, 100, 0.1), (7, 0, 1.0)])
 def test_the_error_of_a_book(predicted: int, measured: int | None, error: float | None) -> None:
     assert MemoryRow("x", predicted, measured).error == (None if error is None else pytest.approx(error))
+
+
+def test_operators_as_a_table() -> None:
+    rows = [{"name": "aten::mm", "shapes": [[3, 4], [4, 5], []], "calls": 2.5, "self_s": 0.00125, "share": 0.25}]
+    title, line = page.operator_lines(1, 3, rows)
+    assert title.split() == ["operators", "of", "rank", "1,", "a", "step", "of", "3", "calls", "ms", "share", "shapes"]
+    assert line.split() == ["aten::mm", "2", "1.25", "25.0%", "[3,4]", "[4,5]"]
+    assert title.index("share") + len("share") == line.index("%") + 1

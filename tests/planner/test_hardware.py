@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from framework.base.errors import ConfigError
-from framework.planner.hardware import CPU, ENTRIES, Link, Site, named, this_machine
+from framework.planner.hardware import CPU, ENTRIES, Link, Site, named, recognised, this_machine
 
 H100 = named("h100_80gb")
 
@@ -56,3 +56,18 @@ def test_this_machine_is_what_linux_shows() -> None:
     total = next(line for line in open("/proc/meminfo") if line.startswith("MemTotal"))  # noqa: SIM115
     assert this_machine().memory == pytest.approx(int(total.split()[1]) * 1024, rel=0.01)
     assert this_machine().cores >= 1
+
+
+def test_peaks_of_a_rank_and_entries_by_their_drivers_names() -> None:
+    two = Site(replace(CPU, cores=4), 2)
+    assert two.peaks["fp32"] == 2 * CPU.products["fp32"]
+    assert two.peak_bandwidth == 2 * CPU.bandwidth
+    assert Site(named("h100_80gb"), 8).peaks["bf16"] == 989e12
+    for device, memory, entry in (
+        ("NVIDIA H200", 150 * 10**9, "h200_141gb"), ("NVIDIA A100-SXM4-40GB", 42 * 10**9, "a100_40gb"),
+        ("NVIDIA A100-SXM4-80GB", 85 * 10**9, "a100_80gb"), ("AMD Instinct MI300X", 206 * 10**9, "mi300x_192gb"),
+    ):  # fmt: skip
+        found = recognised(device, memory)
+        assert found is not None
+        assert found.name == entry
+    assert recognised("NVIDIA GB200", 190 * 10**9) is None
