@@ -6,6 +6,7 @@ itself, at most four times a second.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,8 +133,9 @@ class Console:
 
     def alert(self, step: int, alert: Alert, actions: list[str]) -> None:
         done = "" if not actions else f"  ({', '.join(actions)})"
-        for line in (f"alert  {alert.says}{done}", f"       change {alert.change}"):
-            write(self._screen, line, "yellow")
+        for text in (f"alert  {alert.says}{done}", f"       change {alert.change}"):
+            for line in textwrap.wrap(text, self._screen.width, subsequent_indent=" " * 7, drop_whitespace=False):
+                write(self._screen, line, "yellow")
 
     def table(self, lines: Sequence[str]) -> None:
         """Show a table between two empty lines; its first line is the title."""

@@ -78,10 +78,10 @@ class Clock:
     def aside(self, what: str) -> Iterator[None]:
         """What happens inside does not count for a step, but for `what`."""
         began = time.perf_counter()
-        self.tell("aside")
         with self.timers.aside():
+            self.tell("aside")
             yield
-        self.tell("step")
+            self.tell("step")
         seconds = time.perf_counter() - began
         self._aside[what] = self._aside.get(what, 0.0) + seconds
         self._since += seconds
