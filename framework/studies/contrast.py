@@ -33,8 +33,9 @@ class Difference:
 def setting_differences(here: Settings, there: Settings) -> list[Difference]:
     """What decides what is learned first. Keys that this version does not know are compared as they are written."""
     unknown = {**here.unknown, **there.unknown}
-    found = [Difference(one.key, one.tag, str(one.old), str(one.new)) for one in changes(here.config, there.config) if one.key not in unknown]
-    found.sort(key=lambda one: TAGS.index(one.tag))
+    known = [change for change in changes(here.config, there.config) if change.key not in unknown]
+    known.sort(key=lambda change: TAGS.index(change.tag))
+    found = [Difference(change.key, change.tag, str(change.old), str(change.new)) for change in known]
     for key in unknown:
         ours, theirs = _written(here, key), _written(there, key)
         if ours != theirs:

@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -208,14 +209,14 @@ def curve(steps: np.ndarray, values: np.ndarray, buckets: int = BUCKETS) -> Curv
     """`values` [n] at `steps` [n] in at most `buckets` points; a point stands at the middle step of its bucket."""
     finite = np.where(np.isfinite(values), values, math.nan)
     cuts = edges(len(steps), buckets)
-    found = [_spread(finite[low:high]) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
+    found = [_spread(finite[low:high]) for low, high in pairwise(cuts)]
     middle, least, most = np.array(found).reshape(-1, 3).T
     return Curve(steps[(cuts[:-1] + cuts[1:] - 1) // 2], middle, least, most, len(steps) <= buckets)
 
 
 def _spread(values: np.ndarray) -> tuple[float, float, float]:
     there = values[~np.isnan(values)]
-    return (float(np.median(there)), float(there.min()), float(there.max())) if len(there) else (math.nan,) * 3
+    return (float(np.median(there)), float(there.min()), float(there.max())) if len(there) else (math.nan, math.nan, math.nan)
 
 
 def split(train: Columns, buckets: int = BUCKETS) -> tuple[np.ndarray, dict[str, np.ndarray]]:
