@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -24,22 +25,42 @@ PART_COLOURS = {
 }  # fmt: skip
 ASIDE_COLOURS = ("#6cbcbc", "#d3a3c0", "#c3b59a", "#b5bcc4")
 MARKS = {
-    "alert": ("triangle-up", "#d03b3b"), "not finite": ("x", "#d03b3b"), "rollback": ("triangle-left", "#8b5cc7"),
-    "restart": ("square", "#8b5cc7"), "resume": ("triangle-right", "#2f9e6e"), "signal": ("star", "#c7921a"),
-    "checkpoint": ("circle", "#8a929b"),
+    "alert": ("triangle-up", "▲", "#d03b3b"), "not finite": ("x", "✖", "#d03b3b"), "rollback": ("triangle-left", "◀", "#8b5cc7"),
+    "restart": ("square", "■", "#8b5cc7"), "resume": ("triangle-right", "▶", "#2f9e6e"), "signal": ("star", "★", "#c7921a"),
+    "checkpoint": ("circle", "●", "#8a929b"),
 }  # fmt: skip
-OTHER_MARK = ("diamond", "#8a929b")
+"""Kind of event -> its mark for plotly, the same mark as a character, its colour."""
+OTHER_MARK = ("diamond", "◆", "#8a929b")
+LINE, POINT, AREA = "━", "◇", "■"
 MOST_MARKS = 200
 """Of one kind; the newest are drawn."""
+RISE = 0.04
+"""Marks of several kinds at one step stand above one another, this share of the curve's height apart."""
 TALLEST = 3.0
-"""The split is shown up to this many median steps; the first step and evaluations would flatten the others."""
+"""Times are shown up to this many median steps; the first step and evaluations would flatten the others."""
+
+
+class Key(NamedTuple):
+    """An entry of a figure's legend: the place of its trace, its mark, the mark's colour, its name. The page draws it, and wraps it."""
+
+    trace: int
+    glyph: str
+    colour: str
+    name: str
+
+
+def keys(drawn: go.Figure) -> list[Key]:
+    """The legend of a figure; none where there is nothing to tell apart."""
+    traces = [(at, trace) for at, trace in enumerate(drawn.to_plotly_json()["data"]) if "meta" in trace]
+    found = [Key(at, one["meta"], one.get("fillcolor") or one["marker"]["color"], html.unescape(one["name"])) for at, one in traces]
+    return found if len(found) > 1 else []
 
 
 def figure(y: str, x: str = "step", height: int = 340) -> go.Figure:
     """An empty one with the titles of its axes; the page adds colours of text and grid."""
     layout = {
         "template": "none", "height": height, "margin": {"l": 62, "r": 12, "t": 12, "b": 46}, "hovermode": "x unified",
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "showlegend": False,
         "xaxis": {"title": {"text": x, "standoff": 8}, "zeroline": False},
         "yaxis": {"title": {"text": y, "standoff": 8}, "zeroline": False},
     }  # fmt: skip
@@ -54,9 +75,9 @@ def _lines(to: go.Figure, runs: Mapping[str, Story], column: str) -> None:
         found = curve(run.train.steps, run.train[column])
         if not found.whole:
             to.add_trace(_band(found, colour))
-        line = {"color": colour, "width": 1.8}
-        mode = "lines" if len(found.steps) > 1 else "markers"
-        to.add_trace(go.Scatter(x=found.steps, y=found.middle, mode=mode, name=html.escape(name), line=line, marker={"color": colour}))
+        line, marker = {"color": colour, "width": 1.8}, {"color": colour}
+        mode, name = "lines" if len(found.steps) > 1 else "markers", html.escape(name)
+        to.add_trace(go.Scatter(x=found.steps, y=found.middle, mode=mode, name=name, meta=LINE, line=line, marker=marker))
 
 
 def _band(found: Curve, colour: str) -> go.Scatter:
@@ -64,7 +85,7 @@ def _band(found: Curve, colour: str) -> go.Scatter:
     x, low, high = found.steps[there], found.least[there], found.most[there]
     fill = f"rgba({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))}, 0.18)"
     x, y = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
-    return go.Scatter(x=x, y=y, fill="toself", fillcolor=fill, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False)
+    return go.Scatter(x=x, y=y, fill="toself", fillcolor=fill, line={"width": 0}, mode="lines", hoverinfo="skip")
 
 
 def loss(runs: Mapping[str, Story], unit: str) -> go.Figure:
@@ -76,7 +97,8 @@ def loss(runs: Mapping[str, Story], unit: str) -> go.Figure:
             found = curve(run.held_out.steps, run.held_out["loss"])
             name = f"{html.escape(name)}, held out"
             line, marker = {"color": colour, "width": 1.2, "dash": "dot"}, {"color": colour, "size": 7, "symbol": "diamond-open"}
-            drawn.add_trace(go.Scatter(x=found.steps, y=found.middle, mode="lines+markers", name=name, line=line, marker=marker))
+            points = go.Scatter(x=found.steps, y=found.middle, mode="lines+markers", name=name, meta=POINT, line=line, marker=marker)
+            drawn.add_trace(points)
     for trace in _events(next(iter(runs.values()))):
         drawn.add_trace(trace)
     return drawn
@@ -87,14 +109,17 @@ def _events(run: Story) -> Iterator[go.Scatter]:
     there = np.isfinite(found.middle)
     if not there.any():
         return
-    for kind in dict.fromkeys(event.kind for event in run.events):
+    apart = RISE * (float(np.nanmax(found.middle)) - float(np.nanmin(found.middle)))
+    seen: Counter[int] = Counter()
+    for kind in sorted({event.kind for event in run.events}, key=lambda kind: (kind != "checkpoint", kind)):
         events = [event for event in run.events if event.kind == kind][-MOST_MARKS:]
         steps = [event.step for event in events]
-        heights = np.interp(steps, found.steps[there], found.middle[there])
-        symbol, colour = MARKS.get(kind, OTHER_MARK)
+        heights = np.interp(steps, found.steps[there], found.middle[there]) + [apart * seen[step] for step in steps]
+        seen.update(set(steps))
+        symbol, glyph, colour = MARKS.get(kind, OTHER_MARK)
         size = 6 if kind == "checkpoint" else 11
         yield go.Scatter(
-            x=steps, y=heights, mode="markers", name=html.escape(kind), text=[hover(event) for event in events],
+            x=steps, y=heights, mode="markers", name=html.escape(kind), meta=glyph, text=[hover(event) for event in events],
             hovertemplate="%{text}<extra></extra>", marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 0}},
         )  # fmt: skip
 
@@ -119,7 +144,8 @@ def learning_rate(runs: Mapping[str, Story]) -> go.Figure:
 def gradient_norm(runs: Mapping[str, Story]) -> go.Figure:
     drawn = figure("gradient norm", height=280)
     _lines(drawn, runs, "grad_norm")
-    return drawn.update_yaxes(type="log", dtick="D2", exponentformat="power")
+    ticks = [digit * 10.0**power for power in range(-12, 13) for digit in (1, 3)]
+    return drawn.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
 
 
 def throughput(runs: Mapping[str, Story]) -> go.Figure:
@@ -131,7 +157,7 @@ def throughput(runs: Mapping[str, Story]) -> go.Figure:
 def step_time(runs: Mapping[str, Story]) -> go.Figure:
     drawn = figure("step time [s]", height=280)
     _lines(drawn, runs, "step_time_s")
-    return drawn.update_yaxes(rangemode="tozero")
+    return _cut(drawn, [run.train["step_time_s"] for run in runs.values() if run.train.has("step_time_s")])
 
 
 def time_split(run: Story) -> go.Figure:
@@ -143,12 +169,16 @@ def time_split(run: Story) -> go.Figure:
         colour = PART_COLOURS.get(name) or next(asides)
         drawn.add_trace(
             go.Scatter(
-                x=steps, y=seconds, name=html.escape(name), stackgroup="time", mode="lines", line={"width": 0.5, "color": colour},
-                fillcolor=colour, hovertemplate="%{y:.3g} s",
+                x=steps, y=seconds, name=html.escape(name), meta=AREA, stackgroup="time", mode="lines",
+                line={"width": 0.5, "color": colour}, fillcolor=colour, hovertemplate="%{y:.3g} s",
             )
         )  # fmt: skip
-    total = np.sum([*stacks.values()], axis=0)
-    highest = min(float(total.max()), TALLEST * float(np.median(total)))
+    return _cut(drawn, [np.sum([*stacks.values()], axis=0)])
+
+
+def _cut(drawn: go.Figure, times: Sequence[np.ndarray]) -> go.Figure:
+    """Show from 0 to the longest of `times` [s], but not beyond TALLEST medians; a double click shows the rest."""
+    highest = max(min(float(np.nanmax(each)), TALLEST * float(np.nanmedian(each))) for each in times)
     return drawn.update_yaxes(range=[0, 1.05 * highest]) if highest > 0 else drawn
 
 
@@ -160,9 +190,11 @@ def memory(books: Mapping[str, Mapping[str, Any]]) -> go.Figure:
         text = ["" if math.isnan(value) else number(value) for value in mib]
         names = [html.escape(name) for name in books]
         drawn.add_trace(
-            go.Bar(y=names, x=mib, name=what, orientation="h", marker={"color": colour}, hovertext=text, hovertemplate="%{hovertext} MiB")
-        )
-    drawn.update_layout(legend={"traceorder": "reversed"})
+            go.Bar(
+                y=names, x=mib, name=what, meta=AREA, orientation="h", marker={"color": colour}, hovertext=text,
+                hovertemplate="%{hovertext} MiB",
+            )
+        )  # fmt: skip
     return drawn.update_yaxes(autorange="reversed", automargin=True, title=None).update_layout(margin={"l": 8})
 
 

@@ -17,10 +17,10 @@ from framework.base.errors import ConfigError
 from framework.base.files import write_atomic
 from framework.config import parameters
 from framework.config.schema import Config
-from framework.monitor.page import MemoryRow, number, short, size, span, span_s
+from framework.monitor.page import MemoryRow, number, short, size
 from framework.studies import contrast, sheet
-from framework.studies.figures import drawn_figures
-from framework.studies.story import PARTS, Columns, Event, Story, read_story
+from framework.studies.figures import drawn_figures, keys
+from framework.studies.story import PARTS, Columns, Event, Story, brief, read_story
 
 MOST_ROWS = 100
 """Of events of one kind, the newest; a long run has thousands of checkpoints."""
@@ -48,17 +48,17 @@ def report(config: Config) -> Path:
 def page(here: Story, there: Story | None = None) -> str:
     """The whole page."""
     runs = names(here, there)
-    plots = {name: figure.to_json() or "" for name, figure in drawn_figures(runs, unit(here)).items()}
+    plots = {name: sheet.plot(figure.to_json() or "", keys(figure)) for name, figure in drawn_figures(runs, unit(here)).items()}
 
-    def plot(name: str, title: str = "") -> str:
-        return sheet.plot(plots[name], title) if name in plots else ""
+    def plot(name: str) -> str:
+        return plots.get(name, "")
 
     body = [
         *head(runs),
         "" if there is None else compared(here, there),
         sheet.section("Loss", plot("loss"), empty(here)),
-        sheet.section("Learning rate and gradient norm", sheet.pair(plot("lr", "Learning rate"), plot("grad_norm", "Gradient norm"))),
-        sheet.section("Speed", sheet.pair(plot("tokens_per_s", "Tokens per second"), plot("step_time_s", "Step time"))),
+        sheet.section("Learning rate and gradient norm", sheet.pair(plot("lr"), plot("grad_norm"))),
+        sheet.section("Speed", sheet.pair(plot("tokens_per_s"), plot("step_time_s"))),
         time_section(runs, plot("split")),
         memory_section(here, plot("memory")),
         events_section(here.events),
@@ -165,15 +165,10 @@ def _pace(train: Columns) -> Iterator[Quantity]:
         yield Quantity("MFU", f"{np.nanmedian(train['mfu'][settled]):.1%}", "median")
     if train.has("step_time_s"):
         half, slow = np.nanpercentile(train["step_time_s"], [50, 99])
-        yield Quantity("step time, P50", seconds(half))
-        yield Quantity("step time, P99", seconds(slow))
+        yield Quantity("step time, P50", brief(half))
+        yield Quantity("step time, P99", brief(slow))
     if train.has("memory_bytes"):
         yield Quantity("peak memory", size(float(np.nanmax(train["memory_bytes"]))), "of a rank")
-
-
-def seconds(value: float) -> str:
-    """A duration with three figures below a minute."""
-    return f"{value:#.3g} s".replace(". s", " s") if value < 60 else span(value)
 
 
 # ---------------------------------------------------------------- sections
@@ -195,14 +190,14 @@ def time_section(runs: Mapping[str, Story], plot: str) -> str:
         return ""
     ours, theirs = shares(here.train), shares(rest[0].train) if rest else {}
     columns = ["part", "seconds in all", "seconds of a step", "share"]
-    rows = [[name, span_s(total), f"{each:.4f}", f"{share:.1%}"] for name, (total, each, share) in ours.items()]
+    rows = [[name, brief(total), f"{each:.4f}", f"{share:.1%}"] for name, (total, each, share) in ours.items()]
     if rest:
         columns.append("share, there")
         rows = [[*row, f"{theirs[row[0]][2]:.1%}" if row[0] in theirs else "-"] for row in rows]
     note = "Of the first rank; communication is what computation does not hide. Higher steps than the axis shows: double-click the figure."
     hidden = ""
     if here.train.has("hidden_s"):
-        total = span_s(float(np.nansum(here.train["hidden_s"])))
+        total = brief(float(np.nansum(here.train["hidden_s"])))
         hidden = sheet.paragraph(f"Communication beside the computation: {total} in all.", "soft")
     table = sheet.table(columns, rows, numbers=range(1, 5))
     return sheet.section("Where the time goes", plot, sheet.paragraph(note, "soft"), hidden, table)
@@ -240,16 +235,25 @@ def error_words(row: MemoryRow) -> str:
 
 
 def events_section(events: Sequence[Event]) -> str:
-    """All events in the order of their steps; of a kind the newest MOST_ROWS."""
-    kinds = dict.fromkeys(event.kind for event in events)
-    by_kind = {kind: [event for event in events if event.kind == kind] for kind in kinds}
+    """What happened, in the order of the steps; checkpoints, of which there are many, folded away below."""
+    saves = [event for event in events if event.kind == "checkpoint"]
+    others = [event for event in events if event.kind != "checkpoint"]
+    title = f"{len(saves):,} checkpoint{'s' * (len(saves) != 1)}"
+    return sheet.section("Events", *events_table(others), sheet.folded(title, "".join(events_table(saves))) if saves else "")
+
+
+def events_table(events: Sequence[Event]) -> Iterator[str]:
+    """Of a kind the newest MOST_ROWS, and how many that leaves out."""
+    by_kind: dict[str, list[Event]] = {}
+    for event in events:
+        by_kind.setdefault(event.kind, []).append(event)
+    for kind, group in by_kind.items():
+        if len(group) > MOST_ROWS:
+            yield sheet.paragraph(f"Of {len(group):,} events '{kind}' the newest {MOST_ROWS}.", "soft")
     shown = sorted((event for group in by_kind.values() for event in group[-MOST_ROWS:]), key=lambda event: event.step)
-    left = [f"Of {len(group):,} events `{kind}` the newest {MOST_ROWS}." for kind, group in by_kind.items() if len(group) > MOST_ROWS]
-    rows = [(f"{event.step:,}", event.kind, event.says, event.change) for event in shown]
-    has_change = any(event.change for event in shown)
-    columns = ("step", "event", "what", "change") if has_change else ("step", "event", "what")
-    body = sheet.table(columns, [row[: len(columns)] for row in rows], numbers=(0,), wide=(2, 3))
-    return sheet.section("Events", *(sheet.paragraph(line, "soft") for line in left), body)
+    columns = ("step", "event", "what", "change") if any(event.change for event in shown) else ("step", "event", "what")
+    rows = [(f"{event.step:,}", event.kind, event.says, event.change)[: len(columns)] for event in shown]
+    yield sheet.table(columns, rows, numbers=(0,), wide=(2, 3))
 
 
 def operators_section(operators: Sequence[Mapping[str, Any]]) -> str:
@@ -267,4 +271,5 @@ def settings_section(run: Story) -> str:
     """config.yaml as it is, and what of it this version does not know."""
     unknown = run.settings.unknown
     words = f"Not known to this version of the framework, so left aside: {', '.join(unknown)}." if unknown else ""
-    return sheet.section("Settings", sheet.paragraph(words, "soft") if words else "", sheet.folded("config.yaml", run.settings.text))
+    note = sheet.paragraph(words, "soft") if words else ""
+    return sheet.section("Settings", note, sheet.folded("config.yaml", sheet.listing(run.settings.text)))

@@ -23,7 +23,6 @@ body { margin: 0; background: var(--paper); color: var(--ink);
 main { max-width: 1180px; margin: 0 auto; padding: 24px 16px 64px; }
 h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 40px 0 6px; padding-top: 14px; border-top: 1px solid var(--line); }
-h3 { font-size: 14px; font-weight: 600; margin: 14px 0 2px; color: var(--soft); }
 p { margin: 4px 0; max-width: 80ch; overflow-wrap: anywhere; }
 .soft { color: var(--soft); font-size: 13px; }
 .says { border-left: 3px solid var(--there); padding: 2px 12px; margin: 12px 0; }
@@ -34,6 +33,11 @@ p { margin: 4px 0; max-width: 80ch; overflow-wrap: anywhere; }
 .tile .there, .tile .soft { display: block; font-size: 13px; }
 .pair { display: grid; grid-template-columns: minmax(0, 1fr); gap: 0 24px; }
 @media (min-width: 860px) { .pair { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
+figure { margin: 6px 0; min-width: 0; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; padding: 4px 0 2px; }
+.legend button { all: unset; cursor: pointer; font-size: 13px; overflow-wrap: anywhere; }
+.legend button:focus-visible { outline: 2px solid var(--here); }
+.legend button.off { opacity: 0.4; } .legend i { font-style: normal; }
 .plot { width: 100%; min-width: 0; overflow: hidden; }
 .scroll { overflow: auto; max-height: 460px; border: 1px solid var(--line); border-radius: 8px; margin: 10px 0; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
@@ -54,8 +58,8 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const looks = () => {
   const found = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font.size": 12,
-    "font.family": getComputedStyle(document.body).fontFamily, "font.color": colour("--ink"), "hoverlabel.bgcolor": colour("--tint"), "hoverlabel.bordercolor": colour("--line"),
-    "hoverlabel.font.color": colour("--ink")};
+    "font.family": getComputedStyle(document.body).fontFamily, "font.color": colour("--ink"),
+    "hoverlabel.bgcolor": colour("--tint"), "hoverlabel.bordercolor": colour("--line"), "hoverlabel.font.color": colour("--ink")};
   for (const axis of ["xaxis", "yaxis"])
     Object.assign(found, {[axis + ".gridcolor"]: colour("--line"), [axis + ".linecolor"]: colour("--line")});
   return found;
@@ -65,9 +69,12 @@ const drawing = plots.map(async place => {
   const drawn = JSON.parse(place.querySelector("script").textContent);
   place.replaceChildren();
   const touch = matchMedia("(pointer: coarse)").matches;
-  await Plotly.newPlot(place, drawn.data, {...drawn.layout, dragmode: touch ? false : "zoom"},
-    {responsive: true, displaylogo: false, displayModeBar: touch ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d"]});
+  await Plotly.newPlot(place, drawn.data, {...drawn.layout, dragmode: touch ? false : "zoom"}, {displayModeBar: false});
   await Plotly.relayout(place, looks());
+  for (const button of place.parentElement.querySelectorAll("button"))
+    button.addEventListener("click", () =>
+      Plotly.restyle(place, {visible: button.classList.toggle("off") ? "legendonly" : true}, [Number(button.dataset.trace)]));
+  new ResizeObserver(() => Plotly.Plots.resize(place)).observe(place);  // not the window's width: a scroll bar takes of the place alone
 });
 dark.addEventListener("change", () => plots.forEach(place => Plotly.relayout(place, looks())));
 Promise.all(drawing).then(() => { document.documentElement.dataset.drawn = plots.length; });
@@ -109,16 +116,27 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequen
     return f'<div class="scroll"><table><thead>{row("th", head)}</thead>\n<tbody>{body}</tbody></table></div>'
 
 
-def folded(title: str, words: str) -> str:
-    """A long text that opens on a click."""
-    return f'<details><summary>{text(title)}</summary><div class="scroll"><pre>{text(words)}</pre></div></details>'
+def listing(words: str) -> str:
+    """A long text as it is, in a box of its own."""
+    return f'<div class="scroll"><pre>{text(words)}</pre></div>'
 
 
-def plot(json: str, title: str = "") -> str:
-    """The place of a figure; `json` is plotly's, and nothing in it can end the script element."""
-    head = f"<h3>{text(title)}</h3>" if title else ""
+def folded(title: str, inside: str) -> str:
+    """What opens on a click; `inside` is HTML that another function here has made."""
+    return f"<details><summary>{text(title)}</summary>{inside}</details>"
+
+
+def plot(json: str, legend: Sequence[tuple[int, str, str, str]] = ()) -> str:
+    """The place of a figure; `json` is plotly's, and nothing in it can end the script element.
+
+    `legend` has place of the trace, mark, colour and name of what can be shown and hidden by a click.
+    """
     safe = json.replace("<", "\\u003c")
-    return f'<div>{head}<div class="plot"><script type="application/json">{safe}</script></div></div>'
+    buttons = ""
+    for trace, mark, colour, name in legend:
+        buttons += f'<button data-trace="{trace}"><i style="color:{text(colour)}">{text(mark)}</i> {text(name)}</button>'
+    above = f'<div class="legend">{buttons}</div>' if buttons else ""
+    return f'<figure>{above}<div class="plot"><script type="application/json">{safe}</script></div></figure>'
 
 
 def pair(*parts: str) -> str:

@@ -20,7 +20,7 @@ import yaml
 from framework.base.errors import ConfigError
 from framework.config.compose import build
 from framework.config.schema import Config
-from framework.monitor.page import size, span_s
+from framework.monitor.page import size, span
 from framework.monitor.sinks import read_lines
 
 PARTS = ("forward", "backward", "recompute", "optimizer", "communication", "data", "checkpoint", "other")
@@ -234,6 +234,11 @@ def split(train: Columns, buckets: int = BUCKETS) -> tuple[np.ndarray, dict[str,
     return train.steps[(cuts[:-1] + cuts[1:] - 1) // 2], stacks
 
 
+def brief(seconds: float) -> str:
+    """A duration: three figures below a minute, as on a clock above."""
+    return f"{seconds:.3g} s" if seconds < 59.95 else span(seconds)
+
+
 # ---------------------------------------------------------------- events
 
 
@@ -252,7 +257,7 @@ def _alert(line: Mapping[str, Any]) -> str:
 
 
 def _checkpoint(line: Mapping[str, Any]) -> str:
-    took = f"waited {span_s(line.get('stall_s', 0.0))}, written in {span_s(line.get('write_s', 0.0))}"
+    took = f"waited {brief(line.get('stall_s', 0.0))}, written in {brief(line.get('write_s', 0.0))}"
     return f"{line.get('kind')}, {size(line.get('bytes', 0))}, {took}"
 
 
