@@ -34,6 +34,8 @@ OTHER_MARK = ("diamond", "◆", "#8a929b")
 LINE, POINT, AREA = "━", "◇", "■"
 MOST_MARKS = 200
 """Of one kind; the newest are drawn."""
+MOST_POINTS = 80
+"""Held-out losses that get a point each; more would hide the line."""
 RISE = 0.04
 """Marks of several kinds at one step stand above one another, this share of the curve's height apart."""
 TALLEST = 3.0
@@ -97,7 +99,8 @@ def loss(runs: Mapping[str, Story], unit: str) -> go.Figure:
             found = curve(run.held_out.steps, run.held_out["loss"])
             name = f"{html.escape(name)}, held out"
             line, marker = {"color": colour, "width": 1.2, "dash": "dot"}, {"color": colour, "size": 7, "symbol": "diamond-open"}
-            points = go.Scatter(x=found.steps, y=found.middle, mode="lines+markers", name=name, meta=POINT, line=line, marker=marker)
+            mode = "lines+markers" if len(found.steps) <= MOST_POINTS else "lines"
+            points = go.Scatter(x=found.steps, y=found.middle, mode=mode, name=name, meta=POINT, line=line, marker=marker)
             drawn.add_trace(points)
     for trace in _events(next(iter(runs.values()))):
         drawn.add_trace(trace)
@@ -112,14 +115,16 @@ def _events(run: Story) -> Iterator[go.Scatter]:
     apart = RISE * (float(np.nanmax(found.middle)) - float(np.nanmin(found.middle)))
     seen: Counter[int] = Counter()
     for kind in sorted({event.kind for event in run.events}, key=lambda kind: (kind != "checkpoint", kind)):
-        events = [event for event in run.events if event.kind == kind][-MOST_MARKS:]
+        events = [event for event in run.events if event.kind == kind]
+        name = html.escape(kind) + (f" (newest {MOST_MARKS})" if len(events) > MOST_MARKS else "")
+        events = events[-MOST_MARKS:]
         steps = [event.step for event in events]
         heights = np.interp(steps, found.steps[there], found.middle[there]) + [apart * seen[step] for step in steps]
         seen.update(set(steps))
         symbol, glyph, colour = MARKS.get(kind, OTHER_MARK)
         size = 6 if kind == "checkpoint" else 11
         yield go.Scatter(
-            x=steps, y=heights, mode="markers", name=html.escape(kind), meta=glyph, text=[hover(event) for event in events],
+            x=steps, y=heights, mode="markers", name=name, meta=glyph, text=[hover(event) for event in events],
             hovertemplate="%{text}<extra></extra>", marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 0}},
         )  # fmt: skip
 
