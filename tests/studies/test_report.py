@@ -1,4 +1,4 @@
-"""framework.report: what is read of a run folder, two runs against each other, the command, and the page as a browser shows it."""
+"""framework.report: what is read of a run folder, two runs against each other, the page, the command."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 import math
 import random
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,61 +28,7 @@ from framework.studies.story import Columns, Event, curve, edges, event, read_co
 from tests import runs
 from tests.ranks import ROOT
 from tests.starts import assert_one_letter, start
-
-PARTS = {"data": 0.01, "forward": 0.1, "backward": 0.2, "recompute": 0.05, "communication": 0.03, "optimizer": 0.02, "other": 0.01}
-BOOKS = {"moments": {"predicted": 3 * 2**20, "measured": 2 * 2**20}, "logits": {"predicted": 2**20, "measured": None}}
-FACTS = {"status": "stopped", "steps": 60, "command": ["framework/train.py", "recipe=tiny", "name=a b"], "git_commit": "c0ffee",
-         "world": {"size": 2, "hosts": ["here", "there"]}, "versions": {"python": "3.11", "torch": "2.13"},
-         "starts": [{"time": "2026-01-02T03:04:05+00:00", "ended": "2026-01-02T04:04:05+00:00", "end": "stopped"}],
-         "memory": {"rank": 0, "step": 2, "books": BOOKS, "peak_predicted": 5 * 2**20, "machine": {}, "worst_error": 0.5}}  # fmt: skip
-EVENTS = [
-    *({"event": "checkpoint", "step": step, "kind": "async disk", "bytes": 2**20, "stall_s": 0.01, "write_s": 0.5} for step in (10, 20)),
-    {"event": "alert", "step": 12, "alert": "loss_spike", "value": 9.0, "limit": 6.0, "rank": 1,
-     "says": "A loss <script>alert(1)</script>.", "change": "optimizer.lr=1e-3"},
-    {"event": "rollback", "step": 12, "to": 10, "because": "loss_spike"},
-    {"event": "signal", "step": 30, "because": {"0": "SIGTERM", "1": "a peer"}},
-    {"event": "restart", "start": 2, "after_step": 30, "because": "rank 1 was killed"},
-    {"event": "resume", "step": 30, "from": "checkpoints/step_00000030", "changes": ["zero.stage [layout]: 1 -> 2"]},
-    {"event": "profile", "step": 13},
-]  # fmt: skip
-OPERATORS = [{"name": "aten::mm", "shapes": "[4, 5] x [5, 6]", "calls": 7, "self_s": 0.0125, "share": 0.25}]
-
-
-def train_line(step: int, loss: Any, **more: Any) -> dict[str, Any]:
-    rest = {"grad_norm": 1.0 + step % 3, "lr": 1e-3, "tokens": 64, "tokens_per_s": 150.0, "memory_bytes": 2**28}
-    return {"kind": "train", "step": step, "loss": loss, **rest, "step_time_s": sum(PARTS.values()), **more}
-
-
-def write(path: Path, lines: Iterable[Mapping[str, Any]], torn: str = "") -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
-
-
-def plant(folder: Path, name: str, lines: Iterable[Mapping[str, Any]] | None = None, **settings: Any) -> Path:
-    """A run folder with a config.yaml, and metrics if there are `lines`."""
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({**to_dict(compose(["recipe=tiny"])), "name": name, **settings}, sort_keys=False))
-    if lines is not None:
-        write(folder / "metrics.jsonl", lines, torn='{"kind": "train", "st')
-    return folder
-
-
-def full(folder: Path, name: str = "a <b>bold</b> & run") -> Path:
-    """A run folder with everything that a run can write, 600 steps, two losses that are no numbers, an unknown setting."""
-    noise = random.Random(7)
-    lines: list[dict[str, Any]] = []
-    for step in range(1, 601):
-        loss = "nan" if step in (300, 301) else 2 + 3 * 0.99**step + noise.gauss(0, 0.05)
-        aside = {"evaluation": 0.5} if step % 100 == 0 else {}
-        lines.append(train_line(step, loss, parts=PARTS, hidden_s=0.02, aside_s=aside, mfu=0.375))
-        if step % 100 == 0:
-            lines.append({"kind": "eval", "step": step, "loss": 2.5 - step / 1000, "tokens": 1, "samples": 1, "time_s": 0.5})
-    plant(folder, name, lines, lora={"rank": 4})
-    write(folder / "events.jsonl", EVENTS, torn='{"event": "ch')
-    (folder / "run.json").write_text(json.dumps(FACTS))
-    (folder / "profile").mkdir()
-    (folder / "profile" / "ops.json").write_text(json.dumps(OPERATORS))
-    return folder
-
+from tests.studies.planted import EVENTS, PARTS, full, plant, train_line, write
 
 # ---------------------------------------------------------------- what is read
 
@@ -333,69 +277,3 @@ def test_letters(words: list[str], parts: tuple[str, ...], tmp_path: Path) -> No
     done = start([word.format(tmp=tmp_path) for word in words], task=report)
     assert done.code == ConfigError.exit_code == 2
     assert_one_letter(done.text, *parts)
-
-
-# ---------------------------------------------------------------- in a browser
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-QUIET += ["--disable-component-update", "--disable-sync", "--virtual-time-budget=10000", "--enable-logging=stderr", "--dump-dom"]
-WIDTHS = (390, 1280)
-LOOK = """<script>
-const asking = setInterval(() => {
-  const root = document.documentElement;
-  if (!root.dataset.drawn) return;
-  clearInterval(asking);
-  setTimeout(() => {
-    document.querySelectorAll("details").forEach(each => { each.open = true; });
-  const boxes = [...document.querySelectorAll("body *")].filter(each => !each.closest(".scroll *, svg *"));
-    parent.postMessage({
-      width: root.clientWidth, wide: root.scrollWidth, plots: document.querySelectorAll(".plot").length,
-      drawn: [...document.querySelectorAll(".plot")].filter(each => each.querySelector("svg.main-svg .trace path")).length,
-      outside: boxes.filter(each => each.getBoundingClientRect().right > root.clientWidth + 0.5).map(each => each.outerHTML.slice(0, 80)),
-      fetched: performance.getEntriesByType("resource").map(each => each.name),
-    }, "*");
-  }, 500);
-}, 50);
-</script>"""
-
-
-def looked_at(text: str, folder: Path) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """Of a page shown at WIDTHS side by side: what it says of itself at each, and what the console says."""
-    (folder / "page.html").write_text(text.replace("</body>", f"{LOOK}</body>"))
-    frames = "".join(f'<iframe src="page.html" width="{width}" height="900"></iframe>' for width in WIDTHS)
-    listen = "const found = []; onmessage = said => { found.push(said.data); document.title = JSON.stringify(found); };"
-    (folder / "host.html").write_text(f'<script>console.log("heard"); {listen}</script>{frames}')
-    words = [str(CHROMIUM), *QUIET, f"--user-data-dir={folder / 'profile'}", f"file://{folder / 'host.html'}"]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    title = re.search(r"<title>(.*?)</title>", shown.stdout)
-    assert title is not None, shown.stderr
-    unescaped = title[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    found = {said["width"]: said for said in json.loads(unescaped)}
-    return found, [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    text = page(read_story(full(tmp_path / "here"), "run"), read_story(full(tmp_path / "there", name="other"), "against"))
-    assert not re.findall(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=[\"'](?!data:)", text.split("<script>")[0])
-    found, console = looked_at(text, tmp_path)
-    assert len(console) == 1, console  # our own word: the console is heard
-    assert "heard" in console[0]
-    assert len(found) == len(WIDTHS)
-    for width, seen in zip(WIDTHS, sorted(found), strict=True):
-        assert width - 20 <= seen <= width  # a scroll bar takes the rest
-    for said in found.values():
-        assert said["plots"] == said["drawn"] == 7
-        assert said["wide"] == said["width"]
-        assert said["outside"] == []
-        assert said["fetched"] == []
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_a_bad_page_is_seen_to_be_bad(tmp_path: Path) -> None:
-    wide = '<div style="width:2000px">wide</div><img src="https://localhost:9/a.png"></main>'
-    text = page(read_story(plant(tmp_path / "run", "bad", [train_line(1, 2.0), train_line(2, 1.0)]), "run")).replace("</main>", wide)
-    found, console = looked_at(text, tmp_path)
-    assert len(console) > 1  # the policy of the page refuses the picture
-    assert all(said["wide"] >= 2000 and said["outside"] for said in found.values())
