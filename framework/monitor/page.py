@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.config.schema import Config, Model
-from framework.monitor.meters import EvalRecord, Meter, TrainRecord
+
+if TYPE_CHECKING:  # the words need no torch
+    from framework.monitor.meters import EvalRecord, Meter, TrainRecord
 
 Row = tuple[str, Sequence[str]]
 INDENT, LABEL = 2, 10
