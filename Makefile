@@ -31,6 +31,8 @@ bench: .venv/installed-test
 	$(BIN)/python -m tests.bench.recompute
 	$(BIN)/python -m tests.bench.planner
 	$(BIN)/python -m tests.bench.ledger
+	$(BIN)/python -m tests.bench.timers
+	$(BIN)/python -m tests.bench.scaling
 
 # torch comes first and alone: resolved together with deepspeed it may be taken from another index.
 .venv/installed: constraints.txt setup.cfg

@@ -66,6 +66,21 @@ def median_load(steps: Sequence[tuple[float, Mapping[str, float]]], memory: floa
     return Load(seconds, part["data"], part["communication"], part["recompute"], held, memory, utilisation)
 
 
+def summary(loads: Sequence[Load]) -> dict[str, Any]:
+    """The ranks of a window in few numbers, for ranks.jsonl: of each figure [least, median, most], and which rank works longest."""
+    figures = {
+        "step_s": [load.step_s for load in loads],
+        "work_s": [load.work_s for load in loads],
+        "data_s": [load.data_s for load in loads],
+        "communication_s": [load.communication_s for load in loads],
+        "recompute_s": [load.recompute_s for load in loads],
+        "memory": [load.memory for load in loads],
+        "utilisation": [load.utilisation for load in loads if load.utilisation is not None],
+    }
+    short = {name: [min(values), statistics.median(values), max(values)] for name, values in figures.items() if values}
+    return {"ranks": len(loads), "slowest": _most(figures["work_s"])[0], **short}
+
+
 def look(loads: Sequence[Load], config: Config) -> list[Alert]:
     """What the loads of all ranks, in rank order, have passed of the limits."""
     checks = (_memory, _communication, _utilisation, _data_wait, _recompute, _straggler)

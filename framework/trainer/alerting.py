@@ -12,8 +12,10 @@ import torch
 
 from framework.base.errors import RunError
 from framework.engine import state
-from framework.monitor.alerts import Alert, Course, Edges, Told, actions, drift, look, median_load
+from framework.monitor.alerts import Alert, Course, Edges, Told, actions, drift, look, median_load, summary
 from framework.monitor.meters import peak_memory_bytes
+from framework.monitor.runfile import End
+from framework.monitor.sinks import JsonLines
 from framework.topology.groups import Groups
 from framework.trainer.records import Records
 from framework.trainer.rewind import Rollback
@@ -37,11 +39,14 @@ class Alerting(Quiet):
         self.alike = 0  # the last step after which the data ranks' weights were the same
         self.refused = False
         self.rollbacks = 0
+        self.lines: JsonLines | None = None
 
     def start(self, run: Run) -> None:
         self.settings = run.config.alerts
         self.course = Course(self.settings, run.config)
         self.alike = run.position.step
+        if self.groups.rank == 0:
+            self.lines = JsonLines(run.folder / "ranks.jsonl")
         if self.remembered:
             self.course.restore(self.remembered["course"])
             self.rollbacks = self.remembered["rollbacks"]
@@ -65,22 +70,29 @@ class Alerting(Quiet):
         if self.warm < 0:
             self.turns.append((turn.step_time_s, turn.split.parts))
         if len(self.turns) == self.settings.window:
-            new += self._look(run)
+            new += self._look(run, turn.step)
         for alert in new:
             self.records.alert(turn.step, alert, actions(alert.kind, self.settings))
         for alert in new:
             if run.position.step == turn.step:
                 self._act(run, turn, alert)
 
+    def end(self, run: Run, status: End) -> None:
+        if self.lines is not None:
+            self.lines.close(status)
+
     def _refuse(self, loss: float) -> bool:
         """The engine's question before the last backward pass of a step."""
         self.refused = self.course.spikes(loss)
         return self.refused
 
-    def _look(self, run: Run) -> list[Alert]:
+    def _look(self, run: Run, step: int) -> list[Alert]:
         load = median_load(self.turns, peak_memory_bytes(run.engine.device) / self.memory, utilisation(run.engine.device))
         self.turns.clear()
-        return self.edges.rising(look(self.groups.gather(load), run.config), EACH_WINDOW)
+        loads = self.groups.gather(load)
+        if self.lines is not None:
+            self.lines.write({"step": step, **summary(loads)})
+        return self.edges.rising(look(loads, run.config), EACH_WINDOW)
 
     def _compare(self, run: Run, step: int) -> list[Alert]:
         """The weights of each part of the model on all ranks that hold it."""
