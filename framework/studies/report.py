@@ -208,7 +208,7 @@ def shares(train: Columns) -> dict[str, tuple[float, float, float]]:
     parts, asides = train.named("part "), train.named("aside ")
     order = sorted(parts, key=lambda name: PARTS.index(name) if name in PARTS else len(PARTS))
     totals = {name: float(np.nansum(train[f"part {name}"])) for name in order}
-    totals |= {f"{name}, after the step": float(np.nansum(train[f"aside {name}"])) for name in asides}
+    totals |= {f"{name}, between steps": float(np.nansum(train[f"aside {name}"])) for name in asides}
     whole = sum(totals.values()) or 1.0
     steps = max((int(np.isfinite(train[f"part {name}"]).sum()) for name in parts), default=0) or 1
     return {name: (total, total / steps, total / whole) for name, total in totals.items()}

@@ -230,7 +230,7 @@ def split(train: Columns, buckets: int = BUCKETS) -> tuple[np.ndarray, dict[str,
     cuts = edges(len(train.steps), buckets)
     for name in train.named("aside "):
         total = np.concatenate([[0.0], np.nancumsum(train[f"aside {name}"])])
-        stacks[f"{name}, after the step"] = np.diff(total[cuts]) / np.maximum(np.diff(cuts), 1)
+        stacks[f"{name}, between steps"] = np.diff(total[cuts]) / np.maximum(np.diff(cuts), 1)
     return train.steps[(cuts[:-1] + cuts[1:] - 1) // 2], stacks
 
 

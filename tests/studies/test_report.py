@@ -75,7 +75,7 @@ def test_the_split_keeps_medians_of_parts_and_all_seconds_aside(tmp_path: Path) 
     assert steps.tolist() == [2, 5, 8]
     assert list(stacks)[:2] == ["forward", "backward"]
     assert stacks["forward"].tolist() == [2.0, 5.0, 8.0]
-    assert stacks["evaluation, after the step"].tolist() == [0.0, 1.0, 0.0]
+    assert stacks["evaluation, between steps"].tolist() == [0.0, 1.0, 0.0]
     total, each, share = shares(train)["forward"]
     assert (total, each) == (45.0, 5.0)
     assert share == pytest.approx(45 / (45 + 3 + 9 * (sum(PARTS.values()) - PARTS["forward"])))
