@@ -35,7 +35,7 @@ def setting_differences(here: Settings, there: Settings) -> list[Difference]:
     unknown = {**here.unknown, **there.unknown}
     known = [change for change in changes(here.config, there.config) if change.key not in unknown]
     known.sort(key=lambda change: TAGS.index(change.tag))
-    found = [Difference(change.key, change.tag, _written(change.old), _written(change.new)) for change in known]
+    found = [Difference(change.key, change.tag, _yaml(change.old), _yaml(change.new)) for change in known]
     for key in unknown:
         ours, theirs = _written(here, key), _written(there, key)
         if ours != theirs:
@@ -47,10 +47,10 @@ def _written(settings: Settings, key: str) -> str:
     if key in settings.unknown:
         return str(settings.unknown[key])
     known = {name for name, _, _ in leaves()}
-    return _written(value_at(settings.config, key)) if key in known else ABSENT
+    return _yaml(value_at(settings.config, key)) if key in known else ABSENT
 
 
-def _written(value: Any) -> str:
+def _yaml(value: Any) -> str:
     """As it stands in YAML."""
     if isinstance(value, tuple):
         return f"[{', '.join(value)}]"

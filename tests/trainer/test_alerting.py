@@ -16,7 +16,8 @@ from framework.config.compose import leaves
 from tests.runs import SMALL, events, facts, lines, losses, train
 
 STEPS = 24
-LIMIT = ["alerts.window=5", f"steps={STEPS}", "checkpoint=none"]
+LIMIT = ["alerts.window=5", f"steps={STEPS}", "checkpoint=none", "alerts.straggler=3", "alerts.communication=0.6", "alerts.data_wait=0.3"]
+"""A busy machine makes one rank slower for a while, which is no fault of ours: what is planted goes far beyond these limits."""
 WIDE = ["model.hidden_size=128", "model.ffn_hidden_size=384", "data.seq_length=128", "batch.global_size=16", "batch.micro_size=8"]
 """Work enough that two ranks do not spend their time on messages."""
 
@@ -120,15 +121,12 @@ def test_a_planted_fault_raises_its_alert_and_no_other(fault: str, tmp_path: Pat
     train([*SMALL, "zero=stage0", *LIMIT, *words], tmp_path, ranks, prepare=plant)
     raised = alerts(tmp_path / "runs" / "run")
     assert {alert["alert"] for alert in raised} == {kind}, raised
+    if kind == "straggler":
+        assert raised[0]["rank"] == 1
     assert change in raised[0]["change"]
     known = {key for key, _, _ in leaves()} | {key.partition(".")[0] for key, _, _ in leaves()}
     named = [word.partition("=")[0].strip("(),") for word in raised[0]["change"].split() if "=" in word]
     assert all(name in known for name in named), named
-
-
-def test_the_place_of_a_planted_fault_is_told(tmp_path: Path) -> None:
-    train([*SMALL, "zero=stage0", *LIMIT, *WIDE], tmp_path, 2, prepare=slow_rank)
-    assert [alert["rank"] for alert in alerts(tmp_path / "runs" / "run")] == [1]
 
 
 def test_a_sound_run_raises_none(tmp_path: Path) -> None:
@@ -136,11 +134,11 @@ def test_a_sound_run_raises_none(tmp_path: Path) -> None:
     assert alerts(tmp_path / "runs" / "run") == []
 
 
-@pytest.mark.parametrize("zero", ["stage0", "stage1"])
-def test_a_rollback_goes_back_to_the_last_good_state_and_passes_over_the_data(zero: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("zero", "kept"), [("stage0", "every"), ("stage1", "every"), ("stage0", "memory_every")])
+def test_a_rollback_goes_back_to_the_last_good_state_and_passes_over_the_data(zero: str, kept: str, tmp_path: Path) -> None:
     """Afterwards the run has the weights of step 10 and the samples after step 12: as one that was told to do so."""
-    words = [*SMALL, f"zero={zero}", f"steps={STEPS}", "alerts.actions=[nan:rollback]", "checkpoint.every=5", "data.log_samples=true"]
-    train(words, tmp_path, prepare=poisoned if zero == "stage0" else sticky)
+    words = [*SMALL, f"zero={zero}", f"steps={STEPS}", "alerts.actions=[nan:rollback]", "checkpoint.every=50", f"checkpoint.{kept}=5"]
+    train([*words, "data.log_samples=true"], tmp_path, prepare=poisoned if zero == "stage0" else sticky)
     run = tmp_path / "runs" / "run"
     assert facts(run)["status"] == "done"
     [rolled] = events(run, "rollback")
