@@ -43,7 +43,8 @@ def length(spans: list[tuple[float, float]]) -> float:
 
 
 def exposed_in_trace(path: Path) -> float:
-    """Seconds in which messages were under way and the training thread ran no operator."""
+    """Seconds in which messages were under way and the training thread ran no operator. Frames around operators, such as a node of
+    autograd that holds a message, are none."""
     with gzip.open(path) as file:
         found = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
     operators = [event for event in found if event.get("cat") == "cpu_op"]
@@ -51,7 +52,7 @@ def exposed_in_trace(path: Path) -> float:
     spans = {True: [], False: []}  # type: dict[bool, list[tuple[float, float]]]
     for event in found:
         message = event["name"].startswith("gloo:")
-        if message or (event.get("cat") == "cpu_op" and event["tid"] == thread and not event["name"].startswith("c10d::")):
+        if message or (event["tid"] == thread and event["name"].startswith("aten::")):
             spans[message].append((event["ts"], event["ts"] + event["dur"]))
     return (length([*spans[True], *spans[False]]) - length(spans[False])) / 1e6
 
