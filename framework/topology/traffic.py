@@ -34,6 +34,7 @@ class Traffic:
         self._since = self._stamp()
         self._methods: dict[tuple[type, str], Any] = {}
         self._open: list[list[Any]] = []  # of begun collectives that nobody waits for at once: when begun, and when done
+        self._untold: dict[int, tuple[Any, list[Any]]] = {}  # those of them that will not say when they are done
         self._waits: list[tuple[Any, Any]] = []
 
     def watch(self) -> None:
@@ -92,16 +93,22 @@ class Traffic:
         def done(_: Any) -> None:
             span[1] = self._stamp()  # on an accelerator torch calls this at once, with a stream that waits for the collective
 
-        work.get_future().add_done_callback(done)
+        try:
+            work.get_future().add_done_callback(done)
+        except RuntimeError:  # gloo's scattering sum has none: it counts as under way until it is waited for
+            self._untold[id(work)] = work, span
 
     def _waited(self, method: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         before = self.timers.enter("communication")
         began = self._stamp() if self._open else None
+        _, span = self._untold.pop(id(method.__self__), (None, None)) if self._untold else (None, None)
         try:
             return method(*given, **named)
         finally:
             if began is not None:
                 self._waits.append((began, self._stamp()))
+            if span is not None:
+                span[1] = self._stamp()
             self.timers.leave(before)
 
 
