@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -43,10 +44,13 @@ _FORKSERVER.set_forkserver_preload([
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of this host that nobody listens on at the moment, from below those that the system gives to connections: between
+    this answer and its use one of them would now and then be taken."""
+    draw = random.SystemRandom()
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", draw.randrange(15_000, 32_000)))
+            return probe.getsockname()[1]
 
 
 # ---------------------------------------------------------------- a function on n ranks
