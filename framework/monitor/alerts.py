@@ -121,7 +121,10 @@ def _communication(loads: Sequence[Load], config: Config) -> Alert | None:
         words.append("zero.overlap_comm=true")
     if config.zero.stage == 3:
         words.append("zero=stage2, which gathers no weights")
-    words.append("batch.micro_size or batch.global_size higher: more work for each message")
+    if config.parallel.pipeline > 1:
+        words.append("batch.micro_size lower or batch.global_size higher: more micro-batches, a smaller bubble")
+    else:
+        words.append("batch.micro_size or batch.global_size higher: more work for each message")
     return Alert("communication", value, limit, f"every rank waits {value:.0%} of each step for the others", ", or ".join(words))
 
 

@@ -78,6 +78,13 @@ def test_what_to_change_depends_on_what_is_set() -> None:
     assert "zero=stage" not in change(compose(["zero=stage3"]))
 
 
+def test_a_pipeline_is_told_to_have_more_micro_batches() -> None:
+    waits = replace(FINE, communication_s=0.4)
+    [plain], [piped] = look([waits, waits], Config()), look([waits, waits], compose(["parallel=pipeline2"]))
+    assert "batch.micro_size or batch.global_size higher" in plain.change
+    assert "batch.micro_size lower" in piped.change
+
+
 def test_a_window_is_its_medians() -> None:
     steps = [(1.0, {"data": 0.1, "communication": 0.2}), (9.0, {"data": 8.0, "communication": 0.2}), (1.2, {"data": 0.3})]
     assert median_load(steps, 0.5, None) == Load(1.2, 0.3, 0.2, 0.0, 0.0, 0.5, None)
