@@ -1,6 +1,7 @@
-"""Make something else of a run: `python -m framework.convert run=runs/NAME convert.to=weights convert.out=DIR convert.dtype=bf16`.
+"""Make something else of a run: `python -m framework.convert run=runs/NAME to=hf out=DIR dtype=bf16`, from its newest complete checkpoint.
 
-weights: the model alone, whole tensors by name in safetensors files, from the newest complete checkpoint.
+weights: the model alone, whole tensors by name in safetensors files. hf: a folder that transformers loads. The words to, out and dtype
+are short for convert.to and so on. `from=hf model=hf model.init_from=DIR` looks whether such a folder can be trained.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from pathlib import Path
 from framework.base.errors import ConfigError, RunError
 from framework.launch.entry import Entry, run_entry
 
+SHORT = ("to", "out", "dtype")
+LOOK = "from=hf"
+
 
 def convert(entry: Entry) -> None:
     """Do what the settings `run` and `convert` say; every number of ranks does it once."""
-    from framework.checkpoint.export import export_weights
-    from framework.checkpoint.state import NAMES
     from framework.checkpoint.store import Store, find
+    from framework.studies.published import convert_checkpoint
     from framework.trainer.folder import read_config
     from framework.trainer.letters import letters
 
@@ -37,12 +40,19 @@ def convert(entry: Entry) -> None:
         checkpoint = store.open(place[1])
         store.verify(checkpoint)
     with letters(RunError):
-        nbytes = export_weights(checkpoint, Path(settings.out), NAMES[settings.dtype])
-    sys.stdout.write(f"{settings.out}: the weights of step {checkpoint.step}, {nbytes} bytes in {settings.dtype}\n")
+        sys.stdout.write(convert_checkpoint(checkpoint, Path(run), settings) + "\n")
+
+
+def look(entry: Entry) -> None:
+    """Say what the folder model.init_from holds; refuse what cannot be trained."""
+    from framework.studies.published import look_at
+
+    sys.stdout.write(look_at(entry.config.model) + "\n")
 
 
 def main() -> int:
-    return run_entry(sys.argv[1:], convert)
+    words = [f"convert.{word}" if word.partition("=")[0] in SHORT else word for word in sys.argv[1:] if word != LOOK]
+    return run_entry(words, look if LOOK in sys.argv[1:] else convert)
 
 
 if __name__ == "__main__":

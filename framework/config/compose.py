@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.base.errors import ConfigError
+from framework.config import hf
 from framework.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,15 +30,34 @@ C = TypeVar("C")
 def compose(words: Sequence[str], conf: Path = CONF, extra: Path | None = None) -> Config:
     """The Config that `words` (Hydra overrides such as `recipe=tiny zero=stage1 steps=5`) stand for.
 
-    `extra` is one more folder to search for group files (Hydra's --config-dir).
-    Raises ConfigError for an unknown key, choice or type, and for a word that Hydra cannot parse.
+    `extra` is one more folder to search for group files (Hydra's --config-dir). Where model.init_from names a folder, what
+    nobody has said of the model is as its config.json says.
+    Raises ConfigError for an unknown key, choice or type, for a word that Hydra cannot parse, and for a setting that
+    contradicts that config.json.
     """
+    config = _composed(words, conf, extra)
+    if not config.model.init_from:
+        return config
+    published = hf.read(config.model.init_from)
+    register(Config(model=published.model))
+    try:
+        config = _composed(words, conf, extra)
+    finally:
+        register()
+    hf.refuse_contradictions(config.model, published)
+    return config
+
+
+def _composed(words: Sequence[str], conf: Path, extra: Path | None) -> Config:
+    """What nobody has said is as it was registered."""
     import hydra
+    from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    register()
+    if "schema.yaml" not in ConfigStore.instance().repo:
+        register()
     search = [] if extra is None else [f"hydra.searchpath=[file://{extra.resolve()}]"]
     try:
         with _own_hydra(), hydra.initialize_config_dir(str(conf), version_base="1.3"):
@@ -68,27 +88,26 @@ def _as_choice(word: str) -> str:
     return f"{key}='{value}'" if key in groups and re.fullmatch(r"[\w.+-]+", value) else word
 
 
-def register() -> None:
-    """Store the typed twin of Config under the name that conf/config.yaml lists first."""
+def register(usual: Config = Config()) -> None:  # noqa: B008 (frozen)
+    """Store the typed twin of Config, with the defaults of `usual`, under the name that conf/config.yaml lists first."""
     from hydra.core.config_store import ConfigStore
 
-    store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:
-        store.store(name="schema", node=_twin(Config))
+    ConfigStore.instance().store(name="schema", node=_twin(usual))
 
 
-def _twin(cls: type) -> type:
+def _twin(usual: Any) -> type:
     """A mutable copy of a settings class in the types that OmegaConf knows (a frozen class becomes a read-only node there)."""
-    fields = []
-    for name, kind, spec in settings(cls):
+    fields: list[Any] = []
+    for name, kind, _ in settings(type(usual)):
+        value = getattr(usual, name)
         if dataclasses.is_dataclass(kind):
-            twin = _twin(typing.cast("type", kind))
+            twin = _twin(value)
             fields.append((name, twin, dataclasses.field(default_factory=twin)))
-        elif isinstance(spec.default, tuple):
-            fields.append((name, list[str], dataclasses.field(default_factory=lambda value=spec.default: list(value))))
+        elif isinstance(value, tuple):
+            fields.append((name, list[str], dataclasses.field(default_factory=lambda value=value: list(value))))
         else:
-            fields.append((name, _omega_type(kind), dataclasses.field(default=spec.default)))
-    return dataclasses.make_dataclass(cls.__name__, fields)
+            fields.append((name, _omega_type(kind), dataclasses.field(default=value)))
+    return dataclasses.make_dataclass(type(usual).__name__, fields)
 
 
 def _omega_type(kind: Any) -> Any:

@@ -57,18 +57,20 @@ def _block(model: schema.Model, index: int) -> list[Parameter]:
     queries, keys = model.num_heads * model.head_width, model.kv_heads * model.head_width
     entries = _norm(model, f"{prefix}.attn_norm", index)
     for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-        entries += _linear(model, f"{prefix}.attention.{name}", (rows, width), index, split=0)
-    entries += _linear(model, f"{prefix}.attention.o_proj", (width, queries), index, split=1)
+        entries += _linear(f"{prefix}.attention.{name}", (rows, width), index, split=0, bias=model.qkv_bias)
+    entries += _linear(f"{prefix}.attention.o_proj", (width, queries), index, split=1, bias=model.out_bias)
+    for name in ("q_norm", "k_norm") if model.qk_norm else ():
+        entries.append(Parameter(f"{prefix}.attention.{name}.weight", (model.head_width,), index))
     entries += _norm(model, f"{prefix}.mlp_norm", index)
     for name in ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",):
-        entries += _linear(model, f"{prefix}.mlp.{name}", (model.ffn_hidden_size, width), index, split=0)
-    entries += _linear(model, f"{prefix}.mlp.down_proj", (width, model.ffn_hidden_size), index, split=1)
+        entries += _linear(f"{prefix}.mlp.{name}", (model.ffn_hidden_size, width), index, split=0, bias=model.bias)
+    entries += _linear(f"{prefix}.mlp.down_proj", (width, model.ffn_hidden_size), index, split=1, bias=model.bias)
     return entries
 
 
-def _linear(model: schema.Model, name: str, shape: tuple[int, int], block: int, split: int) -> list[Parameter]:
+def _linear(name: str, shape: tuple[int, int], block: int, split: int, bias: bool) -> list[Parameter]:
     entries = [Parameter(f"{name}.weight", shape, block, split, decayed=True)]
-    if model.bias:
+    if bias:
         # The bias of a row-parallel layer is added once, after the sum over ranks: every rank holds all of it.
         entries.append(Parameter(f"{name}.bias", shape[:1], block, 0 if split == 0 else None))
     return entries

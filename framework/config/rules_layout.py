@@ -163,6 +163,34 @@ def head_width(case: Case) -> Offence | None:
     return Offence("model.hidden_size", got, "a multiple of 2 x num_heads")
 
 
+def attention_bias(case: Case) -> Offence | None:
+    """attention_bias is for a model whose linear layers have no biases otherwise"""
+    model = case.config.model
+    if model.attention_bias == "none" or not model.bias:
+        return None
+    return Offence("model.attention_bias", f"{model.attention_bias} with bias true", "model.attention_bias=none")
+
+
+def rope_words(case: Case) -> Offence | None:
+    """rope_scaling needs rotary positions, rope_factor a rope_scaling, and llama3 a rope_low_freq below rope_high_freq"""
+    model = case.config.model
+    if model.rope_scaling != "none" and model.position != "rope":
+        return Offence("model.rope_scaling", f"{model.rope_scaling} with position {model.position}", "model.rope_scaling=none")
+    if model.rope_scaling == "none" and model.rope_factor != 1:
+        return Offence("model.rope_factor", f"{model.rope_factor} with rope_scaling none", "model.rope_scaling=linear")
+    if model.rope_scaling == "llama3" and model.rope_low_freq >= model.rope_high_freq:
+        got = f"{model.rope_low_freq} with rope_high_freq {model.rope_high_freq}"
+        return Offence("model.rope_low_freq", got, "a lower one")
+    return None
+
+
+def init_from(case: Case) -> Offence | None:
+    """model=hf takes its settings from the config.json in the folder model.init_from"""
+    if case.config.model.init_from != "":
+        return None
+    return Offence("model.init_from", "nothing", "the name of a Hugging Face folder")
+
+
 def ffn_width(case: Case) -> Offence | None:
     """the feed-forward width divides over the tensor ranks"""
     width, tensor = case.config.model.ffn_hidden_size, case.config.parallel.tensor
@@ -222,5 +250,5 @@ def recompute_words(case: Case) -> Offence | None:
 LAYOUT: tuple[Rule, ...] = (
     world, micro_batch, global_batch, half_weights_stage0, autocast_fp32, fp16_autocast_stage, pipeline_zero, pipeline_scaler,
     offload_stage, nvme_place, nvme_buffers, nvme_state, pipeline_blocks, tensor_host, sequence_parallel, heads, kv_heads, head_width,
-    ffn_width, vocabulary, sequence, positions, plain_engine, recompute_words,
+    attention_bias, rope_words, init_from, ffn_width, vocabulary, sequence, positions, plain_engine, recompute_words,
 )  # fmt: skip

@@ -55,11 +55,23 @@ class Model:
     norm_eps: float = meaning(1e-5, "added to the variance before the root")
     position: Literal["rope", "learned"] = meaning("rope", "rotary or learned absolute positions")
     rope_theta: float = meaning(10000.0, "base of the rotary frequencies")
+    rope_scaling: Literal["none", "linear", "llama3"] = meaning("none", "how the rotary frequencies are stretched for longer sequences")
+    rope_factor: float = meaning(1.0, "rope_scaling: by how much")
+    rope_low_freq: float = meaning(1.0, "llama3: frequencies that turn less often than this in the original length are stretched")
+    rope_high_freq: float = meaning(4.0, "llama3: and those that turn more often than this are not")
+    rope_original_positions: int = meaning(8192, "llama3: the original length, in tokens")
     mlp: Literal["swiglu", "gelu"] = meaning("swiglu", "gated SiLU (gate, up, down) or tanh-approximated GELU (up, down)")
     bias: bool = meaning(False, "biases in the linear layers (and in layernorm)")
+    attention_bias: Literal["none", "qkv", "all"] = meaning(
+        "none", "where bias=false, biases in attention alone: of queries, keys and values (Qwen2), or of the output as well"
+    )
+    qk_norm: bool = meaning(False, "an RMS norm over each query head and each key head, before the rotation (Qwen3)")
     tie_embeddings: bool = meaning(True, "the output head uses the token embedding's weight")
     dropout: float = meaning(0.0, "probability of dropping an element of the embedding, the attention weights and each residual branch")
     init_std: float = meaning(0.02, "standard deviation of the initial weights; residual output layers get init_std / sqrt(2 * num_layers)")
+    init_from: str | None = meaning(
+        None, "a Hugging Face folder: its config.json says the shape (with model=hf), its weights are where training begins; null: random"
+    )
 
     @property
     def kv_heads(self) -> int:
@@ -68,6 +80,14 @@ class Model:
     @property
     def head_width(self) -> int:
         return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.bias or self.attention_bias != "none"
+
+    @property
+    def out_bias(self) -> bool:
+        return self.bias or self.attention_bias == "all"
 
 
 @dataclass(frozen=True)
@@ -346,7 +366,9 @@ class Plan:
 class Convert:
     """python -m framework.convert: what to make of a run's newest checkpoint."""
 
-    to: Literal["weights"] = free("weights", "framework.convert: weights: the model alone, whole tensors in safetensors files")
+    to: Literal["weights", "hf"] = free(
+        "weights", "framework.convert: weights: the model alone, whole tensors in safetensors files; hf: a folder for from_pretrained"
+    )
     out: str | None = free(None, "framework.convert: the folder to make")
     dtype: Literal["fp32", "bf16", "fp16"] = free("fp32", "framework.convert: type of the weights")
 

@@ -146,9 +146,10 @@ def _show(words: Sequence[str], options: argparse.Namespace) -> int:
     """--help, --cfg and their like, printed by Hydra; what does not compose is refused first."""
     import hydra
 
+    usual = Config()
     if options.cfg or options.info:
-        _compose(options)
-    register()
+        usual = Config(model=_compose(options).model)  # which a config.json may have said
+    register(usual)
     sys.argv[1:] = _options_first(words, options)
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda _: None)()
     return EXIT_DONE

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from framework.config import schema
 from framework.model.fork import Fork
+from framework.model.norm import HeadNorm
 from framework.model.rope import Rotation, rotate
 
 
@@ -23,15 +24,19 @@ class Attention(nn.Module):
         self.head_dim = model.head_width
         self.core: nn.Module = Core(model.dropout)
         queries, keys = model.num_heads * self.head_dim, model.kv_heads * self.head_dim
-        self.q_proj = nn.Linear(model.hidden_size, queries, bias=model.bias)
-        self.k_proj = nn.Linear(model.hidden_size, keys, bias=model.bias)
-        self.v_proj = nn.Linear(model.hidden_size, keys, bias=model.bias)
-        self.o_proj = nn.Linear(queries, model.hidden_size, bias=model.bias)
+        self.q_proj = nn.Linear(model.hidden_size, queries, bias=model.qkv_bias)
+        self.k_proj = nn.Linear(model.hidden_size, keys, bias=model.qkv_bias)
+        self.v_proj = nn.Linear(model.hidden_size, keys, bias=model.qkv_bias)
+        self.o_proj = nn.Linear(queries, model.hidden_size, bias=model.out_bias)
+        self.q_norm = HeadNorm(self.head_dim, model.norm_eps) if model.qk_norm else None
+        self.k_norm = HeadNorm(self.head_dim, model.norm_eps) if model.qk_norm else None
         self.fork = Fork(self.q_proj, self.k_proj, self.v_proj)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, hidden]; `rotation` as made by rope.rotation, None without RoPE."""
         query, key, value = (projected.unflatten(-1, (-1, self.head_dim)) for projected in self.fork(hidden))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         return self.o_proj(self.core(query, key, value).flatten(-2))

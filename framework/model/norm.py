@@ -26,6 +26,13 @@ class RMSNorm(nn.Module):
         return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
+class HeadNorm(RMSNorm):
+    """An RMS norm over each head by itself, one weight for all heads (Dehghani et al. 2023, section 2.1).
+
+    A class of its own because tensor ranks have some of the heads each: its gradient there is a part of the sum.
+    """
+
+
 class LayerNorm(nn.Module):
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016, eq. 4)."""
 

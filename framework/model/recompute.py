@@ -48,7 +48,7 @@ core        the attention between the projections
 mlp         the whole feed-forward layer
 activation  the activation function, with the matrix that reads it
 ffn_in      the first feed-forward matrix, with the activation function
-norm        every norm; its output is not kept either
+norm        every norm of the residual stream; its output is not kept either
 head        final norm and output head, with the loss where it is computed on the same rank
 """
 

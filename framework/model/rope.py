@@ -6,20 +6,43 @@ cast buffers, and a position of 4000 in bf16 is off by up to 8.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from framework.config import schema
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of the angles, fp32, each [..., seq, 1, head_dim / 2]; the 1 is the axis of heads."""
 
 
-def rotation(positions: Tensor, head_dim: int, theta: float) -> Rotation:
-    """Angles position * theta^(-2i / head_dim) for i < head_dim / 2 (Su et al. 2021, eq. 15).
+def frequencies(head_dim: int, theta: float, device: torch.device | None = None) -> Tensor:
+    """theta^(-2i / head_dim) for i < head_dim / 2, fp32 (Su et al. 2021, eq. 15). `head_dim` must be even."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    return theta**-exponents
 
-    `positions` is [..., seq] of integers; `head_dim` must be even.
+
+def scaled(turns: Tensor, model: schema.Model) -> Tensor:
+    """The frequencies `turns` as the settings stretch them for longer sequences.
+
+    linear: all are divided by rope_factor (Chen et al. 2023, section 2.3). llama3: those whose wave is longer than
+    rope_original_positions / rope_low_freq are divided, those shorter than rope_original_positions / rope_high_freq stay, and
+    between the two it is a straight line (Grattafiori et al. 2024, section 3.4.2; the formula is that of Meta's released code).
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions.float()[..., None, None] * theta**-exponents
+    if model.rope_scaling == "none":
+        return turns
+    stretched = turns / model.rope_factor
+    if model.rope_scaling == "linear":
+        return stretched
+    waves = model.rope_original_positions * turns / (2 * math.pi)  # of each frequency, in the original length
+    share = (waves - model.rope_low_freq) / (model.rope_high_freq - model.rope_low_freq)
+    return torch.lerp(stretched, turns, share.clamp(0.0, 1.0))
+
+
+def rotation(positions: Tensor, turns: Tensor) -> Rotation:
+    """Angles position * frequency. `positions` is [..., seq] of integers, `turns` the frequencies [head_dim / 2]."""
+    angles = positions.float()[..., None, None] * turns
     return angles.cos(), angles.sin()
 
 

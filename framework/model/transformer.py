@@ -101,7 +101,8 @@ class Transformer(nn.Module):
         """What every block needs to know of the positions; None where they are learned."""
         if self.settings.position == "learned":
             return None
-        return rope.rotation(positions, self.settings.head_width, self.settings.rope_theta)
+        turns = rope.frequencies(self.settings.head_width, self.settings.rope_theta, positions.device)
+        return rope.rotation(positions, rope.scaled(turns, self.settings))
 
 
 def compile_blocks(module: Transformer) -> None:

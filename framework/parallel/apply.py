@@ -14,6 +14,7 @@ from torch import nn
 from framework.config.schema import Config
 from framework.model import recompute
 from framework.model.init import initialise
+from framework.model.pretrained import Pretrained
 from framework.model.transformer import Transformer, compile_blocks
 from framework.parallel import context, pipeline, sequence, tensor
 from framework.parallel.pipeline import Cut
@@ -51,6 +52,7 @@ def make_model(
     """
     model, split = outline(config, groups, streams, cut), _split(config, groups)
     parts = plan(config.model, config.parallel.tensor, groups.place.tensor)
+    given = Pretrained(config.model) if config.model.init_from else None
     if cut is not None:
         parts = pipeline.with_copy(parts)
     for prefix, module in model.named_modules():
@@ -59,12 +61,15 @@ def make_model(
             if cut is None:
                 model.tie()  # the embedding has a new parameter now, which the head takes before its turn comes
             own = {name: parts[f"{prefix}.{name}"] for name, _ in module.named_parameters(recurse=False)}
-            initialise(module, config.model, config.seed, own)
+            if given is None:
+                initialise(module, config.model, config.seed, own)
+            else:
+                given.fill(module, own)
             if split is not None:
                 tensor.mark(module)
             settle(module)
-    if split is not None and split.sequence:
-        sequence.complete_gradients(model, split)
+    if split is not None:
+        tensor.complete_gradients(model, split)
     if config.compile == "blocks":
         compile_blocks(model)
     return model

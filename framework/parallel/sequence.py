@@ -2,12 +2,10 @@
 
 The split layers gather and slice the residual stream themselves (tensor.Split.leave). What is left: learned positions are
 looked up for the slice, and what every rank has whole but uses on its slice (norms, biases after the sum, positions) gets
-only a part of its gradient on each rank.
+only a part of its gradient on each rank, which tensor.complete_gradients adds up.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -32,18 +30,3 @@ def slice_(model: Transformer, split: Split) -> None:
     """Put slicing layers in the places of the plain ones."""
     if model.embed_positions is not None:
         model.embed_positions = SlicePositions(model.settings.max_positions, model.settings.hidden_size, split)
-
-
-def complete_gradients(model: nn.Module, split: Split) -> None:
-    """Sum, over the tensor ranks, the gradient of every parameter that is whole on each of them.
-
-    The hook runs before the gradient is accumulated or handed to an engine. Called once parameters have their `.logical`.
-    """
-    for parameter in model.parameters():
-        logical = parameter.logical  # type: ignore[attr-defined]
-        if logical.size == logical.shape:
-            parameter.register_hook(partial(_summed, split=split))
-
-
-def _summed(grad: Tensor, split: Split) -> Tensor:
-    return collectives.begin_sum(grad.clone(), split.group).wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from framework.model.attention import Attention
 from framework.model.fork import Fork
 from framework.model.loss import IGNORE, TokenLoss
 from framework.model.mlp import GELU, SwiGLU
+from framework.model.norm import HeadNorm
 from framework.model.transformer import Block, Transformer
 from framework.topology import collectives
 from framework.topology.random import APART, Streams
@@ -100,6 +102,23 @@ def mark(module: nn.Module) -> None:
     for parameter in module.parameters():
         logical = parameter.logical  # type: ignore[attr-defined]
         parameter.tensor_model_parallel = logical.size != logical.shape  # type: ignore[attr-defined]
+
+
+def complete_gradients(model: nn.Module, split: Split) -> None:
+    """Sum, over the tensor ranks, the gradient of every parameter that each of them has whole and uses on a part.
+
+    Those are the norms of heads, because a rank has some heads; with sequence parallel all that is whole. The hook runs before
+    the gradient is accumulated or handed to an engine. Called once parameters have their `.logical`.
+    """
+    for name, parameter in model.named_parameters():
+        logical = parameter.logical  # type: ignore[attr-defined]
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if logical.size == logical.shape and (split.sequence or isinstance(owner, HeadNorm)):
+            parameter.register_hook(partial(_summed, split=split))
+
+
+def _summed(grad: Tensor, split: Split) -> Tensor:
+    return collectives.begin_sum(grad.clone(), split.group).wait()
 
 
 def _narrow(linear: nn.Linear, split: Split) -> nn.Linear:

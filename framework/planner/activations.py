@@ -76,7 +76,8 @@ def stream(config: Config) -> int:
 
 def block(config: Config, kernels: Kernels) -> dict[str, int]:
     """Bytes that one block keeps of one sample, by part, with nothing recomputed."""
-    return {**_norms(config, kernels), **_attention(config, kernels), **_feed_forward(config), **_masks(config, kernels)}
+    attention = {**_attention(config, kernels), **_head_norms(config, kernels)}
+    return {**_norms(config, kernels), **attention, **_feed_forward(config), **_masks(config, kernels)}
 
 
 def _norms(config: Config, kernels: Kernels) -> dict[str, int]:
@@ -115,6 +116,16 @@ def _attention(config: Config, kernels: Kernels) -> dict[str, int]:
     return {"heads": heads * size, "scores": scores, "mixed": mixed}
 
 
+def _head_norms(config: Config, kernels: Kernels) -> dict[str, int]:
+    """What the norms of query and key heads keep: what they read, its roots, and the normalised copy where there is one."""
+    model, tensor, tokens = config.model, config.parallel.tensor, Sizes.of(config).tokens
+    if not model.qk_norm:
+        return {}
+    heads = tokens * (model.num_heads + model.kv_heads) // tensor
+    each = model.head_width * (element(config) if kernels.fused_norm else 2 * FLOAT)  # other kernels read in fp32, and keep a copy
+    return {"head_norms": heads * (each + FLOAT)}
+
+
 def _feed_forward(config: Config) -> dict[str, int]:
     """`wide`: what the first matrices give; `activated`: the gate's activation; `product`: what the last matrix reads."""
     sizes = Sizes.of(config)
@@ -142,7 +153,7 @@ def kept(config: Config, kernels: Kernels, recompute: Recompute) -> dict[str, in
         return {"residual": _input(config)}
     kinds = set(recompute.modules) if recompute.granularity == "selective" else set()
     if "attention" in kinds:
-        parts |= {"heads": 0, "scores": 0, "mixed": 0, "normed_1": _input(config)}
+        parts |= {"heads": 0, "head_norms": 0, "scores": 0, "mixed": 0, "normed_1": _input(config)}
     elif "core" in kinds:
         sizes = Sizes.of(config)
         keys = sizes.tokens * config.model.kv_heads // config.parallel.tensor * config.model.head_width

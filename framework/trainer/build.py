@@ -25,6 +25,7 @@ from framework.engine.engine import PlainEngine
 from framework.engine.pipelined import PipelinedEngine
 from framework.engine.sharded import DeepSpeedEngine, settler
 from framework.launch.environment import Process, default_threads
+from framework.model.pretrained import Pretrained
 from framework.monitor.page import Facts
 from framework.monitor.sinks import Sink
 from framework.parallel.apply import make_model
@@ -56,7 +57,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     Raises DataError, ConfigError or StartError, as far as possible before any process group starts.
     """
     torch.set_num_threads(config.launch.threads or default_threads(process.ranks_per_host))
-    swapping.refuse_unready(config)
+    _refuse_unready(config)
     corpora = open_corpora(config.data, config.model.vocab_size, config.seed)
     writer = Writer() if config.checkpoint.mode == "async" else None  # before anything touches an accelerator
     grid = make_grid(config, process.ranks)
@@ -100,6 +101,13 @@ def build(config: Config, process: Process, log: Log) -> Run:
         random = resume.restore_random(config, found, groups, streams)
         records.event(resume.event(found, random, leave_line(config, found, groups)))
     return run
+
+
+def _refuse_unready(config: Config) -> None:
+    """What must be there on this host: a compiler for a local disk, and the weights to begin with."""
+    swapping.refuse_unready(config)
+    if config.model.init_from:
+        Pretrained(config.model)
 
 
 def finished(config: Config, process: Process) -> bool:

@@ -16,6 +16,13 @@ from framework.monitor.runfile import RunFile
 from framework.topology.groups import Groups
 from framework.trainer import lock, memory_tier
 
+CARRIED = "hf"
+"""Folder in a run's: small files of the Hugging Face folder that training began from."""
+CARRIED_FILES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "tokenizer.model", "tekken.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
 
 def inspect(config: Config) -> bool:
     """True if the run in config's folder is done already. Reads only; every rank sees the same.
@@ -58,7 +65,16 @@ def claim(config: Config) -> Path:
     lock.take(folder)
     (folder / "logs" / "letter.txt").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())
+    _carry(config.model.init_from, folder / CARRIED)
     return folder
+
+
+def _carry(source: str | None, target: Path) -> None:
+    """Copy what an exported model will need beside its weights; once, for the folder may be gone at a later start."""
+    if source and not target.exists():
+        found = [path for name in CARRIED_FILES if (path := Path(source, name)).is_file()]
+        for path in found:
+            write_atomic(target / path.name, path.read_bytes())
 
 
 def read_config(path: Path) -> Config:

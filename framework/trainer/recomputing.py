@@ -30,7 +30,7 @@ def resolve(config: Config, groups: Groups, streams: Streams, device: torch.devi
 
 def _choose(config: Config, groups: Groups, streams: Streams, device: torch.device) -> tuple[str, ...]:
     """The first rank's choice, on every rank."""
-    small = replace(config, model=replace(config.model, num_layers=1), recompute=Recompute(), compile="none")
+    small = replace(config, model=replace(config.model, num_layers=1, init_from=None), recompute=Recompute(), compile="none")
 
     def probe() -> Probe:
         return Probe(config, make_model(small, groups, streams, device, lambda module: None))

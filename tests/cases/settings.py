@@ -113,6 +113,23 @@ def in_order(seen: Seen) -> bool:
     return ids[:2].flatten().tolist() == seen.corpora.files[0].tokens[: 2 * length].tolist()
 
 
+def turns_as_llama3(seen: Seen) -> bool:
+    """Whether the live frequencies are those that factor 8, low 0.5, high 2 and length 64 give, one by one in Python's own floats."""
+    cos, sin = seen.model.rotation(torch.tensor([1]))
+    wanted = []
+    for index in range(cos.numel()):
+        plain = 10000.0 ** (-index / cos.numel())
+        waves = 64 * plain / (2 * math.pi)
+        share = min(1.0, max(0.0, (waves - 0.5) / 1.5))
+        wanted.append(share * plain + (1 - share) * plain / 8)
+    return torch.allclose(torch.atan2(sin, cos).flatten(), torch.tensor(wanted), rtol=1e-5)
+
+
+def attention_bias(seen: Seen) -> str:
+    attention = seen.block.attention
+    return {(True, False): "qkv", (True, True): "all"}.get((attention.k_proj.bias is not None, attention.o_proj.bias is not None), "none")
+
+
 def rope_theta(seen: Seen) -> float:
     cos, sin = seen.model.rotation(torch.tensor([1]))
     angle = float(torch.atan2(sin, cos).flatten()[1])
@@ -209,8 +226,15 @@ TABLE: dict[str, Leaf] = {
     "model.norm_eps": Leaf(0.001, "gpt2", lambda s: s.block.attn_norm.eps),
     "model.position": Leaf("learned", "named", lambda s: "rope" if s.model.rotation(torch.tensor([1])) is not None else "learned"),
     "model.rope_theta": Leaf(500.0, "llama", rope_theta),
+    "model.rope_scaling": Leaf("llama3", "bytes", lambda s: "llama3" if turns_as_llama3(s) else "none"),
+    "model.rope_factor": Leaf(8.0, "bytes", lambda s: 8.0 if turns_as_llama3(s) else None),
+    "model.rope_low_freq": Leaf(0.5, "bytes", lambda s: 0.5 if turns_as_llama3(s) else None),
+    "model.rope_high_freq": Leaf(2.0, "bytes", lambda s: 2.0 if turns_as_llama3(s) else None),
+    "model.rope_original_positions": Leaf(64, "bytes", lambda s: 64 if turns_as_llama3(s) else None),
     "model.mlp": Leaf("gelu", "gpt2", lambda s: type(s.block.mlp).__name__.lower()),
     "model.bias": Leaf(True, "gpt2", lambda s: None not in (s.block.mlp.up_proj.bias, s.block.attention.q_proj.bias)),
+    "model.attention_bias": Leaf("qkv", "llama", attention_bias),
+    "model.qk_norm": Leaf(True, "llama", lambda s: s.block.attention.q_norm is not None),
     "model.tie_embeddings": Leaf(False, "llama", lambda s: s.model.lm_head.weight is s.model.embed_tokens.weight),
     "model.dropout": Leaf(0.25, "gpt2", lambda s: max({s.model.dropout.p, s.block.dropout.p, s.block.attention.core.dropout})),
     "model.init_std": Leaf(0.05, "llama", lambda s: round(s.first_std, 2)),

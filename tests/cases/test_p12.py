@@ -130,16 +130,17 @@ OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("hostfile", "incl
 OTHER_PROGRAMS |= dict.fromkeys(("launch.master_addr", "launch.master_port", "launch.dry_run", "launch.print"), "launch")
 OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("supervise", "restarts", "hang_factor", "hang_least", "elastic")), "launch")
 OTHER_PROGRAMS |= {key: "plan" for key in LEAVES if key.startswith("plan.")}
-OTHER_PROGRAMS |= {"run": "convert", "convert.out": "convert", "convert.dtype": "convert"}
+OTHER_PROGRAMS |= {"run": "convert", "convert.to": "convert", "convert.out": "convert", "convert.dtype": "convert"}
 """Settings that their own meaning gives to another program, with its name; tested where it is."""
 
 
-NEEDS_LIBAIO = {"zero.nvme_path"}
-"""Settings of what not every machine can compile; tests/trainer/test_swapping.py finds them again."""
+ELSEWHERE = {"zero.nvme_path", "model.init_from"}
+"""Settings of what not every machine can compile, and of a folder that is made first: found again by tests/trainer/test_swapping.py and
+tests/model/test_pretrained.py."""
 
 
 def test_every_leaf_of_the_schema_is_in_the_table() -> None:
-    assert set(LEAVES) == set(TABLE) | ONE_CHOICE | NEEDS_LIBAIO | set(OTHER_PROGRAMS) | set().union(*ON_TWO_RANKS.values())
+    assert set(LEAVES) == set(TABLE) | ONE_CHOICE | ELSEWHERE | set(OTHER_PROGRAMS) | set().union(*ON_TWO_RANKS.values())
     for key, program in OTHER_PROGRAMS.items():
         assert key.startswith(f"{program}.") or program in LEAVES[key][1].metadata["doc"]
 

@@ -33,6 +33,7 @@ def random_model(seed: int) -> schema.Model:
     draw = random.Random(seed)
     kv_heads = draw.choice([1, 2, 3])
     heads = kv_heads * draw.choice([1, 2, 4])
+    bias = draw.choice([True, False])
     return schema.Model(
         hidden_size=heads * 2 * draw.randint(1, 8),
         num_layers=draw.randint(1, 4),
@@ -45,7 +46,9 @@ def random_model(seed: int) -> schema.Model:
         norm=draw.choice(["rmsnorm", "layernorm"]),
         position=draw.choice(["rope", "learned"]),
         mlp=draw.choice(["swiglu", "gelu"]),
-        bias=draw.choice([True, False]),
+        bias=bias,
+        attention_bias=draw.choice(["none", "qkv", "all"]) if not bias else "none",
+        qk_norm=draw.choice([True, False]),
         tie_embeddings=draw.choice([True, False]),
     )
 

@@ -36,6 +36,7 @@ MODELS = {
     "llama-grouped-untied": replace(GROUPED, tie_embeddings=False),
     "gpt2": GPT2,
     "gpt2-tied": replace(GPT2, tie_embeddings=True),
+    "qwen": replace(GROUPED, attention_bias="qkv", qk_norm=True),
 }
 SLOW_SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9)
 STEPS = 5
@@ -113,7 +114,7 @@ IN_CONTEXT += [Spread(1, 1, context=4), Spread(1, 1, context=2)]
 SPREADS = [*IN_CONTEXT, Spread(2, 2), Spread(2, 2, True), Spread(1, 4), Spread(1, 4, True), Spread(1, 2), Spread(1, 2, True), Spread(4, 1)]
 FAST = [("llama", Spread(1, 2), 0), ("gpt2-tied", Spread(1, 2, True), 1)]
 FAST += [("llama-grouped-untied", Spread(1, 2, True), 3), ("gpt2", Spread(1, 2), 2)]
-FAST += [("gpt2", Spread(1, 1, context=2), 0)]
+FAST += [("gpt2", Spread(1, 1, context=2), 0), ("qwen", Spread(1, 2), 1)]
 ALL = [(name, spread, stage) for name in MODELS for spread in SPREADS for stage in tiny.STAGES]
 ALL = [row for row in ALL if MODELS[row[0]].kv_heads % row[1].tensor == 0]
 
