@@ -130,6 +130,7 @@ OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("hostfile", "incl
 OTHER_PROGRAMS |= dict.fromkeys(("launch.master_addr", "launch.master_port", "launch.dry_run", "launch.print"), "launch")
 OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("supervise", "restarts", "hang_factor", "hang_least", "elastic")), "launch")
 OTHER_PROGRAMS |= {key: "plan" for key in LEAVES if key.startswith("plan.")}
+OTHER_PROGRAMS |= {key: "prepare" for key in LEAVES if key.startswith("prepare.") or key == "data.tokenizer"}
 OTHER_PROGRAMS |= {"run": "convert", "convert.out": "convert", "convert.dtype": "convert"}
 """Settings that their own meaning gives to another program, with its name; tested where it is."""
 
