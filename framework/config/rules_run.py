@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from framework.config.case import Case, Offence, Rule
-from framework.config.schema import Launch, Plan, Profile
+from framework.config.schema import Launch, Plan, Prepare, Profile
 
 ALERTS = (
     "memory", "communication", "utilisation", "data_wait", "recompute", "straggler", "loss_spike", "grad_spike", "nan", "skipped", "drift",
@@ -28,12 +28,20 @@ def name(case: Case) -> Offence | None:
 
 
 def files(case: Case) -> Offence | None:
-    """data=tokens reads data.files, and the other kinds build their own"""
+    """data=tokens and data=text read data.files, and the other kinds build their own"""
     data = case.config.data
-    if (data.kind == "tokens") == bool(data.files) and (data.kind == "tokens" or not data.val_files):
+    if (data.kind in ("tokens", "text")) == bool(data.files) and (data.kind == "tokens" or not data.val_files):
         return None
     got = f"{[*data.files, *data.val_files]} with data.kind {data.kind}"
     return Offence("data.files", got, "data=tokens data.files=[PATH_WITHOUT_SUFFIX]")
+
+
+def prepare_words(case: Case) -> Offence | None:
+    """prepare.over_long says what becomes of documents above prepare.max_tokens"""
+    given = case.config.prepare
+    if given.max_tokens is not None or given.over_long == Prepare().over_long:
+        return None
+    return Offence("prepare.over_long", f"{given.over_long} with max_tokens null", "prepare.max_tokens=N")
 
 
 def schedule_length(case: Case) -> Offence | None:
@@ -171,7 +179,7 @@ def profile_rank(case: Case) -> Offence | None:
 
 
 RUN: tuple[Rule, ...] = (
-    name, files, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, plan_words, save_every, save_memory, sample_text,
-    alert_actions, alert_drift,
+    name, files, prepare_words, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, plan_words, save_every, save_memory,
+    sample_text, alert_actions, alert_drift,
     profile_words, profile_rank,
 )  # fmt: skip

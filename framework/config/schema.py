@@ -94,8 +94,11 @@ class Model:
 class Data:
     """Where tokens come from and in which order they are read."""
 
-    kind: Literal["pydocs", "kjv", "tokens", "synthetic"] = meaning("pydocs", "a corpus built on first use, or tokens: files that exist")
-    files: tuple[str, ...] = meaning((), "token files for kind=tokens: the path without .bin/.idx")
+    kind: Literal["pydocs", "kjv", "tokens", "synthetic", "text"] = meaning(
+        "pydocs", "a corpus built on first use; tokens: files that exist; text: what framework.prepare makes token files of"
+    )
+    files: tuple[str, ...] = meaning((), "token files for kind=tokens: the path without .bin/.idx; for text: paths, globs, URLs")
+    tokenizer: str | None = free(None, "framework.prepare: bytes, or a tokenizer's file or folder (framework/data/tokenizer.py)")
     val_files: tuple[str, ...] = meaning((), "token files held out; empty: the last val_fraction of `files`")
     val_fraction: float = meaning(0.1, "share of the tokens held out at the end when val_files is empty")
     seq_length: int = meaning(128, "tokens per sample")
@@ -374,6 +377,22 @@ class Convert:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """python -m framework.prepare: texts to a token file."""
+
+    out: str | None = free(None, "path of the token file to make, without .bin/.idx")
+    workers: int | None = free(None, "processes that encode; null: as many as there are cores")
+    field: str = free("text", ".jsonl: field with the text; .parquet: column")
+    separator: str | None = free(None, ".txt: what stands between two documents (\\n is a newline); null: one document per file")
+    end_of_document: str = free("auto", "token behind each document: auto (the tokenizer's own), none, or the token as text")
+    bad_utf8: Literal["refuse", "replace", "skip"] = free("refuse", "what is not UTF-8: end, put U+FFFD there, or leave the document out")
+    max_tokens: int | None = free(None, "tokens above which a document is over-long; null: none is")
+    over_long: Literal["skip", "split"] = free("skip", "such a document: leave it out, or make several of it")
+    dedup: bool = free(False, "leave out a document whose text was there before")
+    part_mib: float = free(64.0, "MiB of text after which the work is made safe against a kill")
+
+
+@dataclass(frozen=True)
 class Report:
     """python -m framework.report: a run as one page."""
 
@@ -415,6 +434,7 @@ class Config:
     launch: Launch = block(Launch)
     plan: Plan = block(Plan)
     convert: Convert = block(Convert)
+    prepare: Prepare = block(Prepare)
     report: Report = block(Report)
 
     @property

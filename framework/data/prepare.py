@@ -19,6 +19,7 @@ from filelock import FileLock
 
 from framework.base.errors import ConfigError, DataError
 from framework.config.schema import Data
+from framework.data.manifest import read_manifest
 from framework.data.tokens import Corpus, TokenFile, dtype_for, write_tokens
 
 BYTE_VOCABULARY = 256
@@ -46,6 +47,9 @@ def open_corpora(data: Data, vocab_size: int, seed: int) -> Corpora:
     """
     files = [TokenFile(path) for path in _paths(data, vocab_size, seed)]
     held_out = [TokenFile(path) for path in data.val_files]
+    if data.kind == "tokens":
+        for file in (*files, *held_out):
+            _refuse_larger_vocabulary(file, vocab_size)
     fraction = 0.0 if held_out else data.val_fraction
     cuts = [file.num_tokens - round(file.num_tokens * fraction) for file in files]
     train = Corpus(files, data.seq_length, [(0, cut) for cut in cuts])
@@ -62,6 +66,15 @@ def decode(ids: Sequence[int], text: str) -> str:
     if text == "bytes":
         return bytes(i if 0 <= i < BYTE_VOCABULARY else NOT_TEXT for i in ids).decode(errors="replace")
     return " ".join(str(i) for i in ids)
+
+
+def _refuse_larger_vocabulary(file: TokenFile, vocab_size: int) -> None:
+    """Ask the manifest of a token file, where it has one, before a token is met that the model does not know."""
+    tokenizer = (read_manifest(file.path) or {}).get("tokenizer", {})
+    made = tokenizer.get("vocab_size", 0)
+    if made > vocab_size:
+        got = f"{vocab_size}, and {file.path} was made with a vocabulary of {made:,} ({tokenizer.get('kind')})"
+        raise ConfigError("model.vocab_size", got, f"{made} or more", f"model.vocab_size={made}")
 
 
 def _check_samples(train: Corpus, validation: Corpus, data: Data) -> None:
@@ -87,6 +100,9 @@ def _paths(data: Data, vocab_size: int, seed: int) -> list[str]:
         if not data.files:
             raise ConfigError("data.files", "nothing, with data.kind tokens", "token files", "data.files=[PATH_WITHOUT_SUFFIX]")
         return list(data.files)
+    if data.kind == "text":
+        write = "python -m framework.prepare data=text ... prepare.out=OUT, and then data=tokens data.files=[OUT]"
+        raise ConfigError("data.kind", "text, which is not in tokens yet", "token files", write)
     if data.kind == "synthetic":
         name, documents = f"{data.synthetic_tokens}-{vocab_size}-{seed}", _synthetic(data.synthetic_tokens, vocab_size, seed)
         return [_build(Path(data.cache), f"synthetic{BUILD}-{name}", documents, dtype_for(vocab_size))]

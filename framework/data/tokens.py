@@ -139,7 +139,7 @@ def write_tokens(prefix: Path, documents: Iterable[np.ndarray], dtype: np.dtype)
             lengths = _write_documents(file, documents, dtype, str(final[0]))
             _flush(file)
         with open(temporary[1], "wb") as file:
-            _write_index(file, np.frombuffer(lengths, np.int32), dtype)
+            write_index(file, np.frombuffer(lengths, np.int32), dtype)
             _flush(file)
         for source, target in zip(temporary, final, strict=True):
             os.replace(source, target)
@@ -164,7 +164,7 @@ def _write_documents(file: BinaryIO, documents: Iterable[np.ndarray], dtype: np.
     return lengths
 
 
-def _write_index(file: BinaryIO, lengths: np.ndarray, dtype: np.dtype) -> None:
+def write_index(file: BinaryIO, lengths: np.ndarray, dtype: np.dtype) -> None:
     """One sequence per document, as Megatron's own tools write."""
     code = next(code for code, name in DTYPES.items() if np.dtype(name) == dtype)
     offsets = np.zeros(len(lengths), np.int64)

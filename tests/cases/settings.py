@@ -23,8 +23,11 @@ from safetensors import safe_open
 
 from framework.launch.environment import age_s
 from framework.model.recompute import Region
+from framework.monitor.alerts import Told
+from framework.monitor.dashboards import Prometheus, Webhook
 from framework.monitor.sinks import Wandb
 from framework.topology.random import stream_seed
+from framework.trainer.alerting import WARM, Alerting
 from framework.trainer.hooks import Evaluation
 from framework.trainer.records import Records
 from framework.trainer.saving import Saver
@@ -65,6 +68,8 @@ STARTS = {
     "selective": Start(["recompute.granularity=selective"]),
     "probed": Start(["recompute=auto"]),
     "choosy": Start(["recompute=auto"]),
+    "watched": Start(["steps=9"]),
+    "twice": Start(["steps=9", "recompute=full", "alerts.window=3"]),
     "auto": Start(["checkpoint=sync", "checkpoint.every=auto", "steps=16"]),
 }
 
@@ -199,6 +204,46 @@ def wait_s(group: Any) -> float:
     return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
 
+def alert_of(seen: Seen, kind: str) -> dict[str, Any]:
+    return next(line for line in seen.lines("events.jsonl") if line.get("alert") == kind)
+
+
+def told(step: int, loss: float, norm: float, skipped: bool = False) -> Told:
+    return Told(step, loss, norm, 1024.0, skipped)
+
+
+def spike_limit(seen: Seen, of_loss: bool) -> float:
+    """The height, in quarters of a standard deviation, from which on the live hook calls a value a spike, among 0 to 9."""
+    course = seen.hook(Alerting).course
+    for spikes in (course.losses, course.norms):
+        spikes.values.clear()
+        spikes.values.extend(float(value) for value in range(10))
+    sigma = 1.4826 * 2.5  # the median of the distances from 4.5 is 2.5
+    for quarter in range(100):
+        value = 4.5 + quarter / 4 * sigma + 1e-9
+        if course._spike(told(99, value if of_loss else 4.5, 4.5 if of_loss else value)) is not None:
+            return quarter / 4
+    return math.inf
+
+
+def nan_is_told(seen: Seen) -> bool:
+    return bool(seen.hook(Alerting).course.step(told(99, math.nan, math.nan)))
+
+
+def skips_until_told(seen: Seen) -> int:
+    course = seen.hook(Alerting).course
+    course.skips = 0
+    return next(count for count in range(1, 50) if course.step(told(count, 2.0, math.inf, skipped=True)))
+
+
+def sink(seen: Seen, kind: type) -> Any:
+    return next((sink for sink in seen.hook(Records).sinks if isinstance(sink, kind)), None)
+
+
+def profiled(seen: Seen) -> dict[str, Any]:
+    return next(line for line in seen.lines("events.jsonl") if line["event"] == "profile")
+
+
 # fmt: off
 TABLE: dict[str, Leaf] = {
     "name": Leaf("other", "named", lambda s: s.run.folder.name),
@@ -302,6 +347,22 @@ TABLE: dict[str, Leaf] = {
     "monitor.sample_tokens": Leaf(9, "bytes", lambda s: len(s.windows)),
     "monitor.sample_prompt": Leaf("And it", "bytes", lambda s: bytes(s.windows[0]).decode()),
     "monitor.wandb": Leaf(True, "tracked", lambda s: any(isinstance(sink, Wandb) for sink in s.hook(Records).sinks)),
+    "monitor.tensorboard": Leaf(True, "watched", lambda s: any((s.run.folder / "tensorboard").iterdir())),
+    "monitor.prometheus": Leaf(0, "watched", lambda s: None if sink(s, Prometheus) is None else 0),
+    "monitor.prometheus_host": Leaf("127.0.0.2", "watched", lambda s: sink(s, Prometheus).address.split("/")[2].split(":")[0]),
+    "monitor.webhook": Leaf("http://127.0.0.1:9/hook", "watched", lambda s: sink(s, Webhook)._url),
+    "alerts.window": Leaf(3, "watched", lambda s: s.lines("ranks.jsonl")[0]["step"] - WARM),
+    "alerts.memory": Leaf(0.0001, "watched", lambda s: alert_of(s, "memory")["limit"]),
+    "alerts.data_wait": Leaf(0.00001, "twice", lambda s: alert_of(s, "data_wait")["limit"]),
+    "alerts.recompute": Leaf(0.001, "twice", lambda s: alert_of(s, "recompute")["limit"]),
+    "alerts.loss_spike": Leaf(7.5, "watched", lambda s: spike_limit(s, of_loss=True)),
+    "alerts.grad_spike": Leaf(11.25, "watched", lambda s: spike_limit(s, of_loss=False)),
+    "alerts.nan": Leaf(False, "watched", nan_is_told),
+    "alerts.skipped": Leaf(7, "fp16", skips_until_told),
+    "alerts.actions": Leaf(["memory:webhook"], "watched", lambda s: [f"memory:{action}" for action in alert_of(s, "memory")["actions"]]),
+    "profile.level": Leaf("ops", "watched", lambda s: "ops" if (s.run.folder / "profile/ops.json").exists() else "timers"),
+    "profile.first": Leaf(3, "watched", lambda s: profiled(s)["step"] - profiled(s)["steps"] + 1),
+    "profile.steps": Leaf(2, "watched", lambda s: profiled(s)["steps"]),
     "monitor.wandb_project": Leaf("elsewhere", "tracked", lambda s: s.hook(Records).sinks[-1]._run.project),
     "limits.wall_time": Leaf(500.0, "llama", lambda s: round(s.hook(Stopping).until - time.monotonic() + age_s(), -1)),
     "limits.memory_gib": Leaf(64.0, "llama", lambda s: s.run.explained.__self__.room / 2**30 if memory_is_limited() else None),

@@ -130,6 +130,8 @@ OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("hostfile", "incl
 OTHER_PROGRAMS |= dict.fromkeys(("launch.master_addr", "launch.master_port", "launch.dry_run", "launch.print"), "launch")
 OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("supervise", "restarts", "hang_factor", "hang_least", "elastic")), "launch")
 OTHER_PROGRAMS |= {key: "plan" for key in LEAVES if key.startswith("plan.")}
+OTHER_PROGRAMS |= {key: "prepare" for key in LEAVES if key.startswith("prepare.") or key == "data.tokenizer"}
+OTHER_PROGRAMS |= {"against": "report", "report.out": "report"}
 OTHER_PROGRAMS |= {"run": "convert", "convert.to": "convert", "convert.out": "convert", "convert.dtype": "convert"}
 """Settings that their own meaning gives to another program, with its name; tested where it is."""
 
@@ -137,6 +139,10 @@ OTHER_PROGRAMS |= {"run": "convert", "convert.to": "convert", "convert.out": "co
 ELSEWHERE = {"zero.nvme_path", "model.init_from"}
 """Settings of what not every machine can compile, and of a folder that is made first: found again by tests/trainer/test_swapping.py and
 tests/model/test_pretrained.py."""
+ELSEWHERE |= {"alerts.straggler", "alerts.communication", "alerts.drift_every", "alerts.rollbacks", "profile.rank"}
+"""Settings of two ranks or of a fault: tests/trainer/test_alerting.py and test_profiling.py."""
+ELSEWHERE |= {"alerts.utilisation_low", "alerts.utilisation_high"}
+"""Of accelerators: tests/monitor/test_alerts.py."""
 
 
 def test_every_leaf_of_the_schema_is_in_the_table() -> None:

@@ -56,6 +56,7 @@ OFFENDERS: dict[str, Offender] = {
     "sequence": Offender(["data.seq_length=33", "parallel=context2"], ["data.seq_length=34"], ranks=2),
     "positions": Offender(["data.seq_length=2048"], ["model.max_positions=2048"]),
     "files": Offender(["data=tokens"], ["data=tokens", "data.files=[a]"]),
+    "prepare_words": Offender(["prepare.over_long=split"], ["prepare.max_tokens=9"]),
     "schedule_length": Offender([*WSD, "schedule.warmup_steps=6", "schedule.decay_steps=5"], ["schedule.decay_steps=4"]),
     "wsd_decay": Offender(["schedule.decay_steps=5"], ["schedule=wsd", "schedule.decay_steps=5"]),
     "plain_engine": Offender(["engine=plain", "zero=stage1"], ["engine=deepspeed"]),

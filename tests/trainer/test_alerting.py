@@ -122,7 +122,7 @@ def test_a_planted_fault_raises_its_alert_and_no_other(fault: str, tmp_path: Pat
     raised = alerts(tmp_path / "runs" / "run")
     assert {alert["alert"] for alert in raised} == {kind}, raised
     if kind == "straggler":
-        assert raised[0]["rank"] == 1
+        assert (raised[0]["rank"], raised[0]["limit"]) == (1, 3.0)
     assert change in raised[0]["change"]
     known = {key for key, _, _ in leaves()} | {key.partition(".")[0] for key, _, _ in leaves()}
     named = [word.partition("=")[0].strip("(),") for word in raised[0]["change"].split() if "=" in word]
@@ -132,6 +132,12 @@ def test_a_planted_fault_raises_its_alert_and_no_other(fault: str, tmp_path: Pat
 def test_a_sound_run_raises_none(tmp_path: Path) -> None:
     train([*SMALL, "zero=stage0", *LIMIT, *WIDE, "alerts.drift_every=2"], tmp_path, 2)
     assert alerts(tmp_path / "runs" / "run") == []
+
+
+def test_messages_beyond_their_limit_are_told(tmp_path: Path) -> None:
+    train([*SMALL, "zero=stage0", *LIMIT, "alerts.communication=0.001"], tmp_path, 2)
+    [told] = [alert for alert in alerts(tmp_path / "runs" / "run") if alert["alert"] == "communication"]
+    assert told["limit"] == 0.001
 
 
 @pytest.mark.parametrize(("zero", "kept"), [("stage0", "every"), ("stage1", "every"), ("stage0", "memory_every")])
