@@ -246,11 +246,13 @@ def test_tensor_ranks_and_all_others(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, [*STAGES, Layout(-1, 1)], TENSOR), 50)
 
 
+@pytest.mark.slow
 def test_a_plain_run_goes_on_in_two_stages_and_back(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, [Layout(-1, 1)], [Layout(1, 2, pipeline=2)]), 1)
     assert_all(reshard(tmp_path, [Layout(0, 2, pipeline=2)], [Layout(-1, 1)]), 1)
 
 
+@pytest.mark.slow
 def test_two_context_ranks_go_on_as_two_data_ranks(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, [Layout(3, 2, context=2)], [Layout(1, 2)]), 1)
 

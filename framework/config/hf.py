@@ -87,8 +87,9 @@ def read(folder: str) -> Published:
         raise ConfigError(str(path), type(values).__name__, "the config.json of a model")
     page = Page(values, str(path))
     family = page.only("model_type", tuple(CLASSES), None)
-    page.only("auto_map", ({},), {})
-    page.only("quantization_config", ({},), {})
+    for key, expected in (("auto_map", "a model that transformers itself has"), ("quantization_config", "weights that are not quantised")):
+        if page.get(key):
+            raise page.refused(key, page.get(key), expected)
     if family == "gpt2":
         return Published(_gpt2(page), family, None, str(path))
     model = _llama(page, family)

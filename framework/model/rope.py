@@ -20,7 +20,7 @@ Rotation = tuple[Tensor, Tensor]
 def frequencies(head_dim: int, theta: float, device: torch.device | None = None) -> Tensor:
     """theta^(-2i / head_dim) for i < head_dim / 2, fp32 (Su et al. 2021, eq. 15). `head_dim` must be even."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-    return theta**-exponents
+    return 1.0 / theta**exponents  # not theta**-exponents, which rounds otherwise than what published weights were trained with
 
 
 def scaled(turns: Tensor, model: schema.Model) -> Tensor:

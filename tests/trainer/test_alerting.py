@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from framework.config.compose import leaves
+from tests.marks import slow
 from tests.runs import SMALL, events, facts, lines, losses, train
 
 STEPS = 24
@@ -115,7 +116,10 @@ FAULTS: dict[str, tuple[Callable[[], None] | None, int, list[str], str, str]] = 
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+IN_A_SECOND = ("a slow loader", "a number that is none", "a loss that jumps")
+
+
+@pytest.mark.parametrize("fault", [fault if fault in IN_A_SECOND else slow(fault) for fault in FAULTS])
 def test_a_planted_fault_raises_its_alert_and_no_other(fault: str, tmp_path: Path) -> None:
     plant, ranks, words, kind, change = FAULTS[fault]
     train([*SMALL, "zero=stage0", *LIMIT, *words], tmp_path, ranks, prepare=plant)
@@ -129,6 +133,7 @@ def test_a_planted_fault_raises_its_alert_and_no_other(fault: str, tmp_path: Pat
     assert all(name in known for name in named), named
 
 
+@pytest.mark.slow
 def test_a_sound_run_raises_none(tmp_path: Path) -> None:
     train([*SMALL, "zero=stage0", *LIMIT, *WIDE, "alerts.drift_every=2"], tmp_path, 2)
     assert alerts(tmp_path / "runs" / "run") == []

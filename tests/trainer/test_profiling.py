@@ -19,6 +19,7 @@ def read(folder: Path, name: str) -> Any:
     return json.loads((folder / "runs/run/profile" / name).read_text())
 
 
+@pytest.mark.slow
 def test_kernels_of_a_run(tmp_path: Path) -> None:
     text = runs.train([*BARE, *KERNELS, "steps=6", "model.dropout=0.1", "monitor.console=plain", "eval.every=3"], tmp_path)
     runs.train([*BARE, "steps=6", "model.dropout=0.1", "name=blind", "eval.every=3"], tmp_path)
