@@ -1,4 +1,4 @@
-"""Perplexity of a run on held-out tokens: `python -m framework.evaluate run=runs/NAME [data=tokens data.files=[PATH]]`.
+"""Perplexity of a run on held-out tokens: `python -m framework.evaluate run=runs/NAME [data.files=[PATH]]`.
 
 The entry file: compose, check, call the study. One process.
 """
@@ -22,7 +22,10 @@ def evaluate(entry: Entry) -> None:
 
 
 def main() -> int:
-    return run_entry(sys.argv[1:], evaluate)
+    words = sys.argv[1:]
+    if any(word.startswith("data.files=") for word in words) and not any(word.startswith("data=") for word in words):
+        words = ["data=tokens", *words]  # what else could they be
+    return run_entry(words, evaluate)
 
 
 if __name__ == "__main__":

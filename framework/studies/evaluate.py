@@ -19,7 +19,7 @@ from framework.checkpoint.store import Checkpoint, Store, find
 from framework.config.check import check
 from framework.config.schema import Config, Parallel, Recompute, Zero
 from framework.data.manifest import read_manifest
-from framework.data.prepare import open_corpora
+from framework.data.prepare import open_corpora, refuse_larger_vocabulary
 from framework.data.stream import StreamSettings, validation_batches
 from framework.data.tokens import Corpus, TokenFile
 from framework.engine.engine import PlainEngine
@@ -98,7 +98,10 @@ def on_one_process(kept: Config, scratch: str) -> Config:
 def _corpus(config: Config, kept: Config) -> tuple[Corpus, bool]:
     """What to predict, and whether it is the run's own held-out part."""
     if config.data.files:
-        corpus = Corpus([TokenFile(path) for path in config.data.files], kept.data.seq_length)
+        files = [TokenFile(path) for path in config.data.files]
+        for file in files:
+            refuse_larger_vocabulary(file, kept.model.vocab_size)
+        corpus = Corpus(files, kept.data.seq_length)
         if not len(corpus):
             got = f"files with fewer than {kept.data.seq_length + 1} tokens each"
             raise ConfigError("data.files", got, "at least one sample of the run's data.seq_length and one token more")
