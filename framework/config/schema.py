@@ -410,7 +410,7 @@ class Config:
     compile: Literal["none", "blocks"] = layout("none", "torch.compile each block")
     clip_grad_norm: float = meaning(1.0, "gradients are scaled down to this global L2 norm; 0: never")
     output_root: str = free("runs", "folder of all runs")
-    run: str | None = free(None, "run folder (of framework.convert also one of its checkpoints) that convert and report read")
+    run: str | None = free(None, "run folder (of framework.convert also one of its checkpoints) that convert, report and evaluate read")
     against: str | None = free(None, "framework.report: a second run folder, to compare with")
     resume: str = free("auto", "auto: the newest checkpoint if any; must: one; never: NAME becomes NAME.old-k; or a path")
     resume_changes: Literal["refuse", "allow"] = free("refuse", "whether a run may go on with other `meaning` settings")

@@ -49,7 +49,7 @@ def open_corpora(data: Data, vocab_size: int, seed: int) -> Corpora:
     held_out = [TokenFile(path) for path in data.val_files]
     if data.kind == "tokens":
         for file in (*files, *held_out):
-            _refuse_larger_vocabulary(file, vocab_size)
+            refuse_larger_vocabulary(file, vocab_size)
     fraction = 0.0 if held_out else data.val_fraction
     cuts = [file.num_tokens - round(file.num_tokens * fraction) for file in files]
     train = Corpus(files, data.seq_length, [(0, cut) for cut in cuts])
@@ -68,8 +68,8 @@ def decode(ids: Sequence[int], text: str) -> str:
     return " ".join(str(i) for i in ids)
 
 
-def _refuse_larger_vocabulary(file: TokenFile, vocab_size: int) -> None:
-    """Ask the manifest of a token file, where it has one, before a token is met that the model does not know."""
+def refuse_larger_vocabulary(file: TokenFile, vocab_size: int) -> None:
+    """Ask the manifest of a token file, where it has one, before a token is met that the model does not know: ConfigError."""
     tokenizer = (read_manifest(file.path) or {}).get("tokenizer", {})
     made = tokenizer.get("vocab_size", 0)
     if made > vocab_size:

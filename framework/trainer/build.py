@@ -74,7 +74,7 @@ def build(config: Config, process: Process, log: Log) -> Run:
     config = shortage.config
     streams = Streams(accelerator(), [APART] if grid.tensor > 1 else [])
     with shortage.explained():
-        engine = _engine(config, groups, grid, streams, device)
+        engine = make_engine(config, groups, grid, streams, device)
         shortage.hold(engine)
         fingerprint = corpora.train.fingerprint()
         found = resume.take_up(config, groups, engine, fingerprint)
@@ -148,7 +148,8 @@ def _claim_together(config: Config, groups: Groups) -> Path:
     return folder.run_folder(config)
 
 
-def _engine(config: Config, groups: Groups, grid: Grid, streams: Streams, device: torch.device) -> DeepSpeedEngine | PlainEngine:
+def make_engine(config: Config, groups: Groups, grid: Grid, streams: Streams, device: torch.device) -> DeepSpeedEngine | PlainEngine:
+    """The engine of the config's layout, with initial weights. The first rank writes deepspeed.json into the config's run folder."""
     config = recomputing.resolve(config, groups, streams, device)
     if config.engine == "plain":
         return PlainEngine(make_model(config, groups, streams, device, lambda module: None), config)
