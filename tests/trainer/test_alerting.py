@@ -209,6 +209,7 @@ def test_a_run_stops_where_it_is_told_to(tmp_path: Path) -> None:
     assert sorted(folder.name for folder in (run / "checkpoints").glob("step_*")) == ["step_00000005", "step_00000010"]
 
 
+@pytest.mark.slow
 def test_drift_goes_back_to_where_the_ranks_agreed(tmp_path: Path) -> None:
     words = [*SMALL, *WIDE, "zero=stage0", f"steps={STEPS}", "alerts.actions=[drift:rollback]", "alerts.drift_every=6"]
     train([*words, "checkpoint.every=2"], tmp_path, 2, prepare=flipped)

@@ -35,6 +35,7 @@ def test_a_flipped_bit_in_one_ranks_file(tmp_path: Path) -> None:
     assert runs.losses(run) == runs.losses(run.with_name("sound"))  # steps 3 and 4 were done again, from the older state
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_that_was_named_is_refused(tmp_path: Path) -> None:
     runs.train([*WORDS, "steps=4"], tmp_path, ranks=2)
     named = tmp_path / "runs" / "run" / "checkpoints" / "step_00000004"

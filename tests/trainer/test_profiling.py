@@ -50,6 +50,7 @@ def test_flop_are_those_of_the_model(tmp_path: Path) -> None:
     assert page["torch_flop"] >= 6 * tokens * matrices
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_inside_the_window_and_one_that_ends_before(tmp_path: Path) -> None:
     runs.train([*BARE, "profile=ops", "profile.first=2", "profile.steps=9", "steps=3"], tmp_path)
     (event,) = runs.events(tmp_path / "runs/run", "profile")
@@ -75,6 +76,7 @@ def fail_in_step_4() -> None:
     DeepSpeedEngine.step = step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_run_that_fails_inside_the_window(rank: int, tmp_path: Path) -> None:
     words = [*BARE, "profile=kernels", "profile.first=2", "profile.steps=9", f"profile.rank={rank}", "steps=6"]
