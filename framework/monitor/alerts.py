@@ -60,10 +60,10 @@ def share(seconds: float, load: Load) -> float:
 
 def median_load(steps: Sequence[tuple[float, Mapping[str, float]]], memory: float, utilisation: float | None) -> Load:
     """Of the steps (seconds, seconds by part) of a window."""
-    part = {name: statistics.median(parts.get(name, 0.0) for _, parts in steps) for name in ("data", "communication", "recompute")}
-    held = statistics.median(parts.get("checkpoint", 0.0) for _, parts in steps)
     seconds = statistics.median(seconds for seconds, _ in steps)
-    return Load(seconds, part["data"], part["communication"], part["recompute"], held, memory, utilisation)
+    names = ("data", "communication", "recompute", "checkpoint")
+    data, communication, recompute, held = (statistics.median(parts.get(name, 0.0) for _, parts in steps) for name in names)
+    return Load(seconds, data, communication, recompute, held, memory, utilisation)
 
 
 def summary(loads: Sequence[Load]) -> dict[str, Any]:

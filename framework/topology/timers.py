@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from framework.topology.groups import accelerator
 
 Part = Literal["data", "forward", "backward", "recompute", "communication", "optimizer", "checkpoint", "other"]
-PARTS: tuple[Part, ...] = ("data", "forward", "backward", "recompute", "communication", "optimizer", "checkpoint", "other")
+PARTS: tuple[Part, ...] = get_args(Part)
 """data            waiting for the next batch
 forward         the forward pass
 backward        the backward pass

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from framework.topology.traffic import covered
 from tests.bench import workload
 from tests.bench.harness import WARM_UP, Quartiles, heading, quartiles
 from tests.ranks import Job
@@ -40,15 +41,6 @@ def cost(steps: int, cache: Path) -> tuple[float, float, Quartiles]:
     return statistics.median(timed.values()), statistics.median(bare.values()), quartiles(ratios)
 
 
-def length(spans: list[tuple[float, float]]) -> float:
-    """Of the union of spans."""
-    total, until = 0.0, float("-inf")
-    for began, ended in sorted(spans):
-        total += max(0.0, ended - max(began, until))
-        until = max(until, ended)
-    return total
-
-
 def exposed_in_trace(path: Path) -> float:
     """Seconds in which messages were under way and the training thread ran no operator. Frames around operators, such as a node of
     autograd that holds a message, are none."""
@@ -61,7 +53,7 @@ def exposed_in_trace(path: Path) -> float:
         message = event["name"].startswith("gloo:")
         if message or (event["tid"] == thread and event["name"].startswith("aten::")):
             spans[message].append((event["ts"], event["ts"] + event["dur"]))
-    return (length([*spans[True], *spans[False]]) - length(spans[False])) / 1e6
+    return (covered([*spans[True], *spans[False]]) - covered(spans[False])) / 1e6
 
 
 def shares(words: list[str], cache: Path) -> tuple[float, float, float]:
