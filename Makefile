@@ -33,6 +33,7 @@ bench: .venv/installed-test
 	$(BIN)/python -m tests.bench.ledger
 	$(BIN)/python -m tests.bench.timers
 	$(BIN)/python -m tests.bench.scaling
+	$(BIN)/python -m tests.bench.data
 
 # torch comes first and alone: resolved together with deepspeed it may be taken from another index.
 .venv/installed: constraints.txt setup.cfg

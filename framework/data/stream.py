@@ -143,10 +143,11 @@ def _slice(tokens: np.ndarray, settings: StreamSettings) -> np.ndarray:
 
 
 def _micro_batch(tokens: Tensor, indices: np.ndarray) -> MicroBatch:
-    """From tokens [micro, seq / context + 1]. Targets in memory of their own: who ignores some must not change an id (of one row, both
-    slices are contiguous as they are)."""
-    targets = tokens[:, 1:].clone(memory_format=torch.contiguous_format)
-    return MicroBatch(tokens[:, :-1].contiguous(), targets, torch.from_numpy(indices))
+    """From tokens [micro, seq / context + 1], in the type of their file: they become int64 here, where they are needed, because until
+    here they are copied from process to process and to the device. Targets in memory of their own: who ignores some must not
+    change an id (a file of int64 is not converted, and of one row both slices are contiguous as they are)."""
+    ids, targets = (part.to(torch.int64, copy=True, memory_format=torch.contiguous_format) for part in (tokens[:, :-1], tokens[:, 1:]))
+    return MicroBatch(ids, targets, torch.from_numpy(indices))
 
 
 def _check_ids(tokens: np.ndarray, places: np.ndarray, corpus: Corpus, vocab_size: int) -> None:
@@ -171,7 +172,7 @@ class _Source(Dataset[np.ndarray | DataError]):
         self._block, self._block_places = -1, np.empty((0, settings.micro_size), np.int64)
 
     def __getitem__(self, micro: int) -> np.ndarray | DataError:
-        """Tokens int64 [micro, seq / context + 1], or the letter that says why not: in a worker, torch would wrap it in a traceback."""
+        """Tokens [micro, seq / context + 1], or the letter that says why not: in a worker, torch would wrap it in a traceback."""
         places = self._places(micro)
         tokens = self._corpus.read(places)
         try:

@@ -191,6 +191,7 @@ class Corpus:
     def __init__(self, files: Sequence[TokenFile], seq_length: int, spans: Sequence[tuple[int, int]] | None = None) -> None:
         self.files, self.seq_length = tuple(files), seq_length
         self.spans = tuple(spans) if spans is not None else tuple((0, file.num_tokens) for file in files)
+        self.dtype = np.result_type(*(file.dtype for file in self.files))
         self._windows = [_windows(file, span, seq_length) for file, span in zip(self.files, self.spans, strict=True)]
         # First sample of each file, and the number of all samples behind the last: [files + 1].
         self._first = np.concatenate([[0], np.cumsum([len(windows) for windows in self._windows])]).astype(np.int64)
@@ -202,8 +203,10 @@ class Corpus:
         return int(self._first[-1])
 
     def read(self, positions: np.ndarray) -> np.ndarray:
-        """The samples at `positions` (int64 [n], each in 0..len-1): int64 [n, seq_length + 1]."""
-        out = np.empty((len(positions), self.seq_length + 1), np.int64)
+        """The samples at `positions` (int64 [n], each in 0..len-1): [n, seq_length + 1], in the smallest type that holds all files'."""
+        if len(self.files) == 1:
+            return self._windows[0][positions]
+        out = np.empty((len(positions), self.seq_length + 1), self.dtype)
         owners = np.searchsorted(self._first, positions, side="right") - 1
         for owner in np.unique(owners):
             rows = owners == owner

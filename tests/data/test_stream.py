@@ -22,6 +22,7 @@ from framework.base.errors import DataError, RunError
 from framework.data import stream as stream_module
 from framework.data.stream import IGNORE, MicroBatch, StreamSettings, TrainingStream, default_workers, validation_batches
 from framework.data.tokens import Corpus, TokenFile, write_tokens
+from tests.bench import data as data_bench
 
 CPU = torch.device("cpu")
 SEQ = 4
@@ -275,6 +276,25 @@ os.kill(os.getpid(), signal.SIGKILL)
     while any(runs(int(pid)) for pid in pids):
         assert time.monotonic() < deadline, f"{pids} live on"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_int64_and_in_memory_of_their_own(tmp_path: Path, dtype: str, workers: int) -> None:
+    """Whatever type the file has: an ignored target changes no id, and nobody writes into the file's map."""
+    write_tokens(tmp_path / "numbers", [np.arange(9)], np.dtype(dtype))
+    corpus = Corpus([TokenFile(str(tmp_path / "numbers"))], 8)
+    ((batch,),) = take(TrainingStream(corpus, replace(SETTINGS, micro_size=1, workers=workers), CPU), 0, 1)
+    assert (batch.ids.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
+    batch.targets[:] = IGNORE
+    assert batch.ids.tolist() == [[*range(8)]]
+    batch.ids[:] = 0
+    assert corpus.read(np.array([0])).tolist() == [[*range(9)]]
+
+
+def test_opening_a_large_corpus_costs_nothing(tmp_path: Path) -> None:
+    """A first shuffled micro-batch out of 2^31 tokens in 2 million documents, in a fresh process: under 100 MB."""
+    assert data_bench.opened(tmp_path)["megabytes"] < 100
 
 
 @pytest.mark.parametrize(("samples", "count"), [(0, 7), (3, 3), (100, 7), (4, 4)])

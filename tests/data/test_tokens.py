@@ -214,9 +214,16 @@ def test_samples_equal_plain_slices(tmp_path: Path) -> None:
     assert len(corpus) == len(expected) == 4 + 0 + 3
     asked = np.array([6, 0, 3, 3, 4])
     got = corpus.read(asked)
-    assert got.dtype == np.int64
     assert got.tolist() == [expected[k] for k in asked]
     assert [corpus.file_of(k).path[-1] for k in (0, 3, 4, 6)] == ["a", "a", "c", "c"]
+
+
+def test_files_of_several_types_are_read_in_one_that_holds_all(tmp_path: Path) -> None:
+    """Neither -1 nor 65,535 may become another number."""
+    write_tokens(tmp_path / "unsigned", [np.array([0, 65_535, 2])], np.dtype("uint16"))
+    write_tokens(tmp_path / "signed", [np.array([-1, 1, 2])], np.dtype("int16"))
+    corpus = Corpus([TokenFile(str(tmp_path / name)) for name in ("unsigned", "signed")], 2)
+    assert corpus.read(np.array([1, 0])).tolist() == [[-1, 1, 2], [0, 65_535, 2]]
 
 
 @pytest.mark.parametrize(("tokens", "samples"), [(5, 0), (6, 1), (10, 1), (11, 2)])
