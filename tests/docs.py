@@ -100,7 +100,7 @@ def _table(prefix: str, entries: list[tuple[str, Any, dataclasses.Field[Any]]]) 
 def _written(value: Any) -> str:
     """A value as it stands in YAML."""
     if isinstance(value, tuple):
-        return f"[{', '.join(value)}]"
+        return f"[{', '.join(map(str, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -104,7 +104,7 @@ def _twin(usual: Any) -> type:
             twin = _twin(value)
             fields.append((name, twin, dataclasses.field(default_factory=twin)))
         elif isinstance(value, tuple):
-            fields.append((name, list[str], dataclasses.field(default_factory=lambda value=value: list(value))))
+            fields.append((name, list[typing.get_args(kind)[0]], dataclasses.field(default_factory=lambda value=value: list(value))))
         else:
             fields.append((name, _omega_type(kind), dataclasses.field(default=value)))
     return dataclasses.make_dataclass(type(usual).__name__, fields)
@@ -170,9 +170,9 @@ def _checked(key: str, kind: Any, value: Any) -> Any:
             raise ConfigError(key, repr(value), f"one of {', '.join(map(str, choices))}", f"{key}={_nearest(str(value), choices)}")
         return value
     if typing.get_origin(kind) is tuple:
-        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise ConfigError(key, repr(value), type_name(kind), f"{key}=[a,b]")
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(key, repr(value), type_name(kind), f"{key}=[{'a,b' if choices[0] is str else '1,2'}]")
+        return tuple(_checked(key, choices[0], item) for item in value)
     allowed = choices if _is_union(kind) else (kind,)
     if float in allowed and type(value) is int:
         return float(value)
@@ -187,7 +187,7 @@ def type_name(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
-        return "list of texts"
+        return f"list of {type_name(typing.get_args(kind)[0])}s"
     if _is_union(kind):
         return " or ".join(type_name(k) for k in typing.get_args(kind))
     return {type(None): "null", str: "text", bool: "true or false", int: "int", float: "float"}[kind]

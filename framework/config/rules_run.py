@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from framework.config.case import Case, Offence, Rule
@@ -34,6 +35,18 @@ def files(case: Case) -> Offence | None:
         return None
     got = f"{[*data.files, *data.val_files]} with data.kind {data.kind}"
     return Offence("data.files", got, "data=tokens data.files=[PATH_WITHOUT_SUFFIX]")
+
+
+def weights(case: Case) -> Offence | None:
+    """data.weights has one number above 0 for each entry of data.files, with data=tokens"""
+    given, entries = case.config.data.weights, case.config.data.files
+    if not given:
+        return None
+    if case.config.data.kind != "tokens" or len(given) != len(entries):
+        return Offence("data.weights", f"{len(given)} for {len(entries)} entries of data.files", "data.weights=[] or one for each")
+    if not all(0 < weight < math.inf for weight in given):
+        return Offence("data.weights", str([*given]), "only numbers above 0")
+    return None
 
 
 def prepare_words(case: Case) -> Offence | None:
@@ -179,7 +192,7 @@ def profile_rank(case: Case) -> Offence | None:
 
 
 RUN: tuple[Rule, ...] = (
-    name, files, prepare_words, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, plan_words, save_every, save_memory,
-    sample_text, alert_actions, alert_drift,
+    name, files, weights, prepare_words, schedule_length, wsd_decay, objective, hosts_words, supervisor_words, plan_words,
+    save_every, save_memory, sample_text, alert_actions, alert_drift,
     profile_words, profile_rank,
 )  # fmt: skip

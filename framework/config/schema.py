@@ -97,7 +97,10 @@ class Data:
     kind: Literal["pydocs", "kjv", "tokens", "synthetic", "text"] = meaning(
         "pydocs", "a corpus built on first use; tokens: files that exist; text: what framework.prepare makes token files of"
     )
-    files: tuple[str, ...] = meaning((), "token files for kind=tokens: the path without .bin/.idx; for text: paths, globs, URLs")
+    files: tuple[str, ...] = meaning((), "kind=tokens: paths without .bin/.idx, or globs of such; text: paths, globs, URLs")
+    weights: tuple[float, ...] = meaning(
+        (), "kind=tokens: the share that each entry of `files` has in what is read, in any unit; empty: the files are one corpus"
+    )
     tokenizer: str | None = free(None, "framework.prepare: bytes, or a tokenizer's file or folder (framework/data/tokenizer.py)")
     val_files: tuple[str, ...] = meaning((), "token files held out; empty: the last val_fraction of `files`")
     val_fraction: float = meaning(0.1, "share of the tokens held out at the end when val_files is empty")

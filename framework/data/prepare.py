@@ -5,10 +5,11 @@ Writes only below `data.cache`. One process builds while the others wait for its
 
 from __future__ import annotations
 
+import glob
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +21,7 @@ from filelock import FileLock
 from framework.base.errors import ConfigError, DataError
 from framework.config.schema import Data
 from framework.data.manifest import read_manifest
+from framework.data.mixture import LONGEST_PATTERN, Mixture, turns_of
 from framework.data.tokens import Corpus, TokenFile, dtype_for, write_tokens
 
 BYTE_VOCABULARY = 256
@@ -42,23 +44,50 @@ class Corpora:
 def open_corpora(data: Data, vocab_size: int, seed: int) -> Corpora:
     """Open the token files of a run, building them in `data.cache` first where the kind says so.
 
-    Held out are `val_files`, or the last `val_fraction` of the tokens of each file; no token is in both parts.
+    Held out are `val_files`, or the last `val_fraction` of the tokens of each file; no token is in both parts. With `weights` the
+    training corpus is a Mixture, and what is held out is read file after file all the same.
     Raises ConfigError when the settings leave no sample or the vocabulary is too small, DataError for a file or package.
     """
-    files = [TokenFile(path) for path in _paths(data, vocab_size, seed)]
-    held_out = [TokenFile(path) for path in data.val_files]
+    entries = [[TokenFile(path) for path in entry] for entry in _paths(data, vocab_size, seed)]
+    files = [file for entry in entries for file in entry]
+    held_out = [TokenFile(path) for entry in data.val_files for path in _matching("data.val_files", entry)]
     if data.kind == "tokens":
         for file in (*files, *held_out):
             refuse_larger_vocabulary(file, vocab_size)
     fraction = 0.0 if held_out else data.val_fraction
-    cuts = [file.num_tokens - round(file.num_tokens * fraction) for file in files]
-    train = Corpus(files, data.seq_length, [(0, cut) for cut in cuts])
+    cuts = {file: file.num_tokens - round(file.num_tokens * fraction) for file in files}
+    train = _training(data, entries, cuts)
     if held_out:
         validation = Corpus(held_out, data.seq_length)
     else:
-        validation = Corpus(files, data.seq_length, [(cut, file.num_tokens) for cut, file in zip(cuts, files, strict=True)])
+        validation = Corpus(files, data.seq_length, [(cut, file.num_tokens) for file, cut in cuts.items()])
     _check_samples(train, validation, data)
     return Corpora(train, validation if len(validation) else None)
+
+
+def _training(data: Data, entries: Sequence[Sequence[TokenFile]], cuts: Mapping[TokenFile, int]) -> Corpus:
+    """Each file up to its cut: one after the other, or with weights by turns of the entries."""
+    parts = [Corpus(files, data.seq_length, [(0, cuts[file]) for file in files]) for files in entries]
+    if not data.weights:
+        return Corpus([*cuts], data.seq_length, [(0, cut) for cut in cuts.values()])
+    if (repeat := sum(turns_of(data.weights))) > LONGEST_PATTERN:
+        got = f"{[*data.weights]}, whose turns repeat after {repeat:,} samples"
+        raise ConfigError("data.weights", got, f"turns that repeat within {LONGEST_PATTERN:,} samples", "weights of fewer digits")
+    for entry, part in zip(data.files, parts, strict=True):
+        if not len(part):
+            got = f"{entry}, of which {_longest(part)} tokens in a row are for training"
+            raise ConfigError("data.files", got, f"{data.seq_length + 1} (data.seq_length and one more)", "another file, or none")
+    return Mixture(parts, data.weights)
+
+
+def _matching(key: str, entry: str) -> list[str]:
+    """The token files that an entry means, without suffix: itself, or in the order of their names those that match a glob."""
+    if not glob.has_magic(entry):
+        return [entry]
+    found = sorted(path.removesuffix(".idx") for path in glob.glob(f"{entry}.idx", recursive=True))
+    if not found:
+        raise ConfigError(key, f"{entry}, which nothing matches", "a glob of token files without .bin/.idx", f"ls {entry}.idx")
+    return found
 
 
 def decode(ids: Sequence[int], text: str) -> str:
@@ -94,18 +123,18 @@ def _longest(corpus: Corpus) -> int:
     return max(stop - start for start, stop in corpus.spans)
 
 
-def _paths(data: Data, vocab_size: int, seed: int) -> list[str]:
-    """Token files to learn from, without suffix; built when this returns."""
+def _paths(data: Data, vocab_size: int, seed: int) -> list[list[str]]:
+    """Token files to learn from, without suffix, those of an entry of `files` together; built when this returns."""
     if data.kind == "tokens":
         if not data.files:
             raise ConfigError("data.files", "nothing, with data.kind tokens", "token files", "data.files=[PATH_WITHOUT_SUFFIX]")
-        return list(data.files)
+        return [_matching("data.files", entry) for entry in data.files]
     if data.kind == "text":
         write = "python -m framework.prepare data=text ... prepare.out=OUT, and then data=tokens data.files=[OUT]"
         raise ConfigError("data.kind", "text, which is not in tokens yet", "token files", write)
     if data.kind == "synthetic":
         name, documents = f"{data.synthetic_tokens}-{vocab_size}-{seed}", _synthetic(data.synthetic_tokens, vocab_size, seed)
-        return [_build(Path(data.cache), f"synthetic{BUILD}-{name}", documents, dtype_for(vocab_size))]
+        return [[_build(Path(data.cache), f"synthetic{BUILD}-{name}", documents, dtype_for(vocab_size))]]
     if vocab_size < BYTE_VOCABULARY:
         got = f"{vocab_size} with data.kind {data.kind}, whose tokens are bytes"
         raise ConfigError("model.vocab_size", got, f"{BYTE_VOCABULARY} or more", f"model.vocab_size={BYTE_VOCABULARY}")
@@ -117,7 +146,7 @@ def _paths(data: Data, vocab_size: int, seed: int) -> list[str]:
         documents = _kjv(source)
     # Named by what it is made from: another Python brings other topics.
     name = f"{data.kind}{BUILD}-{xxhash.xxh3_64_hexdigest(source)}"
-    return [_build(Path(data.cache), name, (np.frombuffer(text, np.uint8) for text in documents), dtype_for(BYTE_VOCABULARY))]
+    return [[_build(Path(data.cache), name, (np.frombuffer(text, np.uint8) for text in documents), dtype_for(BYTE_VOCABULARY))]]
 
 
 def _build(cache: Path, name: str, documents: Iterable[np.ndarray], dtype: np.dtype) -> str:

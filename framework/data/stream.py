@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from framework.base.errors import EXIT_FAULT, DataError, FrameworkError, RunError
-from framework.data.order import positions, share
+from framework.data.order import share
 from framework.data.tokens import Corpus
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class _Source(Dataset[np.ndarray | DataError]):
         if block != self._block:
             numbers = range(block * self._block_size, (block + 1) * self._block_size)
             indices = np.concatenate([_indices(self._settings, self._consumed, number) for number in numbers])
-            places = positions(indices, len(self._corpus), self._settings.seed, self._settings.shuffle)
+            places = self._corpus.places(indices, self._settings.seed, self._settings.shuffle)
             self._block, self._block_places = block, places.reshape(len(numbers), -1)
         return self._block_places[row]
 

@@ -22,6 +22,7 @@ import xxhash
 
 from framework.base.errors import DataError
 from framework.base.files import fsync_folder
+from framework.data.order import positions
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -212,6 +213,14 @@ class Corpus:
             rows = owners == owner
             out[rows] = self._windows[owner][positions[rows] - self._first[owner]]
         return out
+
+    def places(self, indices: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
+        """Where the samples with the global `indices` lie, as positions for `read` (both int64 [n])."""
+        return positions(indices, len(self), seed, shuffle)
+
+    def shares(self, samples: int) -> list[tuple[str, float, float]]:
+        """Of the first `samples` samples: (name, share, epochs) of each corpus that takes turns with others; none where there is one."""
+        return []
 
     def file_of(self, position: int) -> TokenFile:
         """The file that holds the sample at `position`."""

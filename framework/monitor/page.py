@@ -24,7 +24,8 @@ class Facts:
 
     `parameters` are the logical parameters of the whole model, `tokens` and `held_out_tokens` the sizes of the two parts of the
     corpus, `first_step` the step that this start begins with (1, or later when it goes on), `device` its name for people, `peak`
-    the FLOP/s of all ranks together on large matrices of the run's precision, None where that is not known.
+    the FLOP/s of all ranks together on large matrices of the run's precision, None where that is not known, `mixture` (corpus, its
+    share of the samples, its epochs in the whole run) where corpora take turns.
     """
 
     parameters: int
@@ -34,6 +35,7 @@ class Facts:
     held_out_tokens: int
     first_step: int = 1
     peak: float | None = None
+    mixture: Sequence[tuple[str, float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ def head(config: Config, facts: Facts) -> list[Row]:
         ("length", [steps, f"{per_step:,} tokens each", f"{short(left * per_step)} tokens in all"]),
         ("data", [config.data.kind, f"{short(facts.tokens)} tokens", f"{short(facts.held_out_tokens)} held out",
                   f"{config.data.seq_length} {unit_of(config)}s a sample"]),
+        *([("mixture", [f"{name} {100 * share:.3g} % ({epochs:.2f} epochs)" for name, share, epochs in facts.mixture])]
+          if facts.mixture else []),
     ]  # fmt: skip
 
 

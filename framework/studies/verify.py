@@ -139,7 +139,7 @@ def _epoch_words(config: Config) -> tuple[str, ...]:
     """Data whose first epoch ends inside the step after the checkpoint."""
     samples = config.verify.steps * config.batch.global_size + config.batch.global_size // 2
     tokens = samples * config.data.seq_length + 1  # neighbouring samples share one token
-    own_files = ("data.files=[]", "data.val_files=[]", "data.val_fraction=0")
+    own_files = ("data.files=[]", "data.weights=[]", "data.val_files=[]", "data.val_fraction=0")
     return ("data.kind=synthetic", f"data.synthetic_tokens={tokens}", *own_files)
 
 

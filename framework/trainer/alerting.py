@@ -26,6 +26,7 @@ WARM = 2
 EACH_STEP = ("nan", "loss_spike", "grad_spike", "skipped")
 EACH_WINDOW = ("memory", "communication", "utilisation", "data_wait", "recompute", "straggler")
 
+
 class Alerting(Quiet):
     """`rollback` is set where States are saved."""
 

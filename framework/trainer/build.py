@@ -193,6 +193,7 @@ def _facts(config: Config, corpora: Corpora, process: Process, position: Positio
         held_out_tokens=_tokens(corpora.validation) if corpora.validation is not None else 0,
         first_step=position.step + 1,
         peak=peak(config.precision.dtype, process),
+        mixture=corpora.train.shares(config.steps * config.batch.global_size),
     )
 
 
@@ -200,9 +201,7 @@ def _tokens(corpus: Corpus) -> int:
     return sum(stop - start for start, stop in corpus.spans)
 
 
-def _hooks(
-    run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings, records: Records, alerting: Alerting
-) -> list[Hook]:
+def _hooks(run: Run, groups: Groups, corpora: Corpora, settings: StreamSettings, records: Records, alerting: Alerting) -> list[Hook]:
     """The hooks in the order in which they are called after a step; they end in the opposite order."""
     config = run.config
     stopping = Stopping(groups, config.limits.wall_time, records.event)

@@ -56,6 +56,7 @@ OFFENDERS: dict[str, Offender] = {
     "sequence": Offender(["data.seq_length=33", "parallel=context2"], ["data.seq_length=34"], ranks=2),
     "positions": Offender(["data.seq_length=2048"], ["model.max_positions=2048"]),
     "files": Offender(["data=tokens"], ["data=tokens", "data.files=[a]"]),
+    "weights": Offender(["data=tokens", "data.files=[a,b]", "data.weights=[0.5]"], ["data.weights=[0.5,0.25]"]),
     "prepare_words": Offender(["prepare.over_long=split"], ["prepare.max_tokens=9"]),
     "schedule_length": Offender([*WSD, "schedule.warmup_steps=6", "schedule.decay_steps=5"], ["schedule.decay_steps=4"]),
     "wsd_decay": Offender(["schedule.decay_steps=5"], ["schedule=wsd", "schedule.decay_steps=5"]),
@@ -182,7 +183,7 @@ def test_just_outside_a_range_is_refused(key: str) -> None:
 def test_every_number_has_a_range() -> None:
     """A number without one is either a choice of its type or looked at by a rule of its own."""
     numbers = {key for key, kind, _ in leaves() if kind in (int, float) or {int, float} & set(getattr(kind, "__args__", ()))}
-    assert numbers - set(RANGES) == {"checkpoint.every", "batch.micro_size"}
+    assert numbers - set(RANGES) == {"checkpoint.every", "batch.micro_size", "data.weights"}
     assert set(RANGES) <= numbers
 
 
