@@ -305,3 +305,4 @@ def actions(kind: str, settings: Alerts) -> list[str]:
     """What is to be done at an alert of a kind, in the order of TELLS and ACTS."""
     wanted = {action for entry in settings.actions for name, _, action in [entry.partition(":")] if name in (kind, "all")}
     return [action for action in (*TELLS, *ACTS) if action in wanted]
+

@@ -221,5 +221,7 @@ def gap_facts(found: Sequence[Gap], spans: Sequence[Span], longest: int = 5) -> 
     return {
         "seconds": sum(gap.seconds for gap in found),
         "count": len(found),
-        "longest": [{"at_s": (gap.began - first) / NANO, "seconds": gap.seconds, "before": gap.before, "after": gap.after} for gap in most],
+        "longest": [
+            {"at_s": (gap.began - first) / NANO, "seconds": gap.seconds, "before": gap.before, "after": gap.after} for gap in most
+        ],
     }

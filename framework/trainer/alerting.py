@@ -26,7 +26,6 @@ WARM = 2
 EACH_STEP = ("nan", "loss_spike", "grad_spike", "skipped")
 EACH_WINDOW = ("memory", "communication", "utilisation", "data_wait", "recompute", "straggler")
 
-
 class Alerting(Quiet):
     """`rollback` is set where States are saved."""
 
