@@ -32,6 +32,7 @@ def test_the_model_has_ten_million_parameters() -> None:
     assert sum(parameter.numel() for parameter in workload.make_model().parameters()) == by_hand
 
 
+@pytest.mark.slow
 def test_sides_take_turns(tmp_path: Path) -> None:
     """Two clocks: each ticks in its own turns only, in the order A B B A after both have started."""
 

@@ -236,6 +236,7 @@ def test_a_plain_run_goes_on_under_zero_3_on_two_ranks(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, [Layout(-1, 1)], [Layout(3, 2)]), 1)
 
 
+@pytest.mark.slow
 def test_two_tensor_ranks_with_sequence_parallel_go_on_as_two_data_ranks(tmp_path: Path) -> None:
     assert_all(reshard(tmp_path, [Layout(1, 2, 2, True)], [Layout(2, 2)]), 1)
 

@@ -231,7 +231,7 @@ def void(_: object) -> None:
     """A value that nobody needs."""
 
 
-@pytest.mark.parametrize("mode", [slow("sync"), "async"])
+@pytest.mark.parametrize("mode", [slow("sync"), slow("async")])
 def test_a_kill_while_saving_costs_nothing_but_the_save(mode: str, straight: Path, tmp_path: Path) -> None:
     survive(tmp_path, straight, mode, FEW, 0.5)
 

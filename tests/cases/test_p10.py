@@ -91,6 +91,7 @@ def test_only_the_first_rank_shows_the_config() -> None:
     assert (started.code, started.text) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_deepspeed_launcher_trains_with_the_plain_config(tmp_path: Path) -> None:
     words = ["recipe=tiny", "steps=2", "zero=stage2", "batch.micro_size=4", "data.seq_length=16", "eval.every=-1"]
     words += ["monitor.sample_tokens=0", "output_root=runs", f"data.cache={tmp_path}/data", "data.workers=0"]

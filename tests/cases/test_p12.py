@@ -178,7 +178,10 @@ def test_values_that_need_two_ranks_reach_them(axis: str, tmp_path: Path) -> Non
         assert found == wanted
 
 
-@pytest.mark.parametrize("name", [slow(name) if name in ("choosy", "probed") else name for name in STARTS])
+DEAR = ("choosy", "probed", "kept", "auto", "tracked", "memory", "recomputed", "anew")
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in DEAR else name for name in STARTS])
 def test_every_value_reaches_the_live_run(name: str, tmp_path: Path) -> None:
     for file in ("one", "two"):
         write_tokens(tmp_path / file, [np.arange(500) % 250], np.dtype("<u2"))

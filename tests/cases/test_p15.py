@@ -93,7 +93,7 @@ def assert_stopped(run: Path) -> int:
     return step
 
 
-OFTEN = ("twice, and another one", "during an evaluation", "during an asynchronous save")
+OFTEN = ("during an evaluation",)
 
 
 @pytest.mark.parametrize("moment", [moment if moment in OFTEN else slow(moment) for moment in MOMENTS])

@@ -277,6 +277,7 @@ def reshard(stages: list[int], save_ranks: list[int], load_ranks: list[int]) -> 
     return pairs
 
 
+@pytest.mark.slow
 def test_a_state_moves_between_stages_and_numbers_of_ranks() -> None:
     assert reshard([2, 3], [1], [2]) == 4
 

@@ -14,6 +14,7 @@ from framework.planner.advice import Judge, Judged
 from framework.planner.cost import estimate, kernels_of, seconds
 from framework.planner.hardware import SHARE, Site, named
 from framework.topology.grid import Grid
+from tests.marks import slow
 
 H100 = named("h100_80gb")
 ORDER = ("mixed", "recompute", "ZeRO", "offload", "tensor", "pipeline")
@@ -42,7 +43,7 @@ def totals(config: Config, grid: Grid, site: Site) -> tuple[int, float]:
     [
         (TOO_LARGE, 16, "h100_80gb"),
         (["recipe=llama2_70b"], 128, "a100_40gb"),
-        (["recipe=llama2_70b", "recompute=full"], 128, "h100_80gb"),
+        slow(["recipe=llama2_70b", "recompute=full"], 128, "h100_80gb"),
         (["recipe=gpt2_124m"], 8, "l40s_48gb"),
     ],
 )

@@ -17,6 +17,7 @@ from framework.planner.cost import estimate, kernels_of, seconds
 from framework.planner.hardware import SHARE, Hardware, Site, named
 from framework.planner.search import RECOMPUTES, ZEROS, Layout, Search, describe, grids
 from framework.topology.grid import Grid
+from tests.marks import slow
 
 MODEL = Model(hidden_size=64, num_layers=6, num_heads=4, num_kv_heads=2, ffn_hidden_size=160, vocab_size=512, max_positions=64)
 BASE = Config(model=MODEL, data=Data(seq_length=64), batch=Batch(8, 1), precision=Precision("bf16"))
@@ -54,7 +55,7 @@ def by_hand(config: Config, ranks: int, site: Site) -> tuple[dict[Layout, float]
     return found, number
 
 
-@pytest.mark.parametrize(("ranks", "memory_bytes"), [(2, 10**9), (2, 4_000_000), (4, 2_500_000)])
+@pytest.mark.parametrize(("ranks", "memory_bytes"), [(2, 10**9), (2, 4_000_000), slow(4, 2_500_000)])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_it_finds_what_trying_every_leaf_finds(ranks: int, memory_bytes: int, precision: str) -> None:
     config = replace(BASE, precision=Precision(precision))  # type: ignore[arg-type]
@@ -104,6 +105,7 @@ def test_a_layout_in_words() -> None:
     assert describe(layout, 3) == "data 4 tensor 2 sequence pipeline 2 context 1, zero 1 offload"
 
 
+@pytest.mark.slow
 def test_the_large_search() -> None:
     """Over 100,000 layouts of a 70B model on 128 devices; the published one is among those that fit."""
     config = compose(["recipe=llama2_70b"])

@@ -38,6 +38,7 @@ def batch(global_size: int, micro_size: int, ranks: int = 2) -> Config:
     return compose([f"batch.global_size={global_size}", f"batch.micro_size={micro_size}", f"launch.num_procs={ranks}"])
 
 
+@pytest.mark.slow
 def test_every_word_of_every_case_composes() -> None:
     config = compose(SMALL)
     runs = make_runs(config, SMALL, screen())

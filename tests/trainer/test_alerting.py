@@ -218,6 +218,7 @@ def test_drift_goes_back_to_where_the_ranks_agreed(tmp_path: Path) -> None:
     assert facts(tmp_path / "runs" / "run")["status"] == "done"
 
 
+@pytest.mark.slow
 def test_the_windows_survive_a_restart(tmp_path: Path) -> None:
     """A spike in the second step after a start is one, because the steps of the start before count."""
     words = [*SMALL, "zero=stage0", "checkpoint.every=20"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
+from tests.marks import slow
 
 WORDS = [*runs.SMALL, "zero=stage1", "precision=fp32", "checkpoint=sync", "checkpoint.keep_last=0", "checkpoint.every=2"]
 
@@ -20,6 +21,7 @@ def flip(folder: Path, rank: int) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_one_ranks_file(tmp_path: Path) -> None:
     runs.train([*WORDS, "steps=4"], tmp_path, ranks=2)
     run = tmp_path / "runs" / "run"
@@ -45,7 +47,7 @@ def test_a_damaged_checkpoint_that_was_named_is_refused(tmp_path: Path) -> None:
     assert "take an older checkpoint" in text
 
 
-@pytest.mark.parametrize("resume", ["auto", "must"])
+@pytest.mark.parametrize("resume", ["auto", slow("must")])
 def test_where_every_checkpoint_is_damaged_nothing_starts_from_zero(resume: str, tmp_path: Path) -> None:
     runs.train([*WORDS, "steps=4"], tmp_path, ranks=2)
     run = tmp_path / "runs" / "run"

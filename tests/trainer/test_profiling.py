@@ -88,6 +88,7 @@ def test_a_run_that_fails_inside_the_window(rank: int, tmp_path: Path) -> None:
     assert read(tmp_path, "kernels.json")["steps"] == 2
 
 
+@pytest.mark.slow
 def test_another_rank_from_the_first_step(tmp_path: Path) -> None:
     runs.train([*BARE, "zero=stage2", "profile=ops", "profile.rank=1", "profile.first=1", "profile.steps=2", "steps=4"], tmp_path, ranks=2)
     (event,) = runs.events(tmp_path / "runs/run", "profile")

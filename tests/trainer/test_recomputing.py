@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests import runs
 
 EVERYTHING = ["attention", "mlp", "norm"]
@@ -31,6 +33,7 @@ def test_the_choice_is_kept_and_holds(tmp_path: Path) -> None:
     assert runs.facts(run)["resolved"]["recompute.modules"] == []
 
 
+@pytest.mark.slow
 def test_all_ranks_take_the_first_ones_choice(tmp_path: Path) -> None:
     runs.train([*runs.SMALL, "recompute=auto", "parallel.tensor=2", "steps=2"], tmp_path, ranks=2, prepare=partial(differ))
     assert runs.facts(tmp_path / "runs/run")["resolved"]["recompute.modules"] == ["core", "norm"]

@@ -13,6 +13,7 @@ import pytest
 
 from framework.data.tokens import write_tokens
 from tests import runs
+from tests.marks import slow
 from tests.starts import assert_one_letter
 
 WORDS = [*runs.PLAIN, "checkpoint=sync", "checkpoint.every=2", "verify.hash_every=1", "model.dropout=0.1"]
@@ -43,7 +44,7 @@ def assert_as_if_never_stopped(root: Path, name: str = "run") -> None:
 # ---------------------------------------------------------------- the four words
 
 
-@pytest.mark.parametrize("resume", ["auto", "must"])
+@pytest.mark.parametrize("resume", ["auto", slow("must")])
 def test_more_steps_at_a_later_start_go_on(resume: str, here: Path) -> None:
     """schedule.total_steps was given, so that the rate does not know of `steps`."""
     runs.train([*WORDS, "steps=8", f"resume={resume}"], here)
@@ -54,7 +55,7 @@ def test_more_steps_at_a_later_start_go_on(resume: str, here: Path) -> None:
     assert [start["first_step"] for start in runs.facts(here / "runs/run")["starts"]] == [1, 5]
 
 
-@pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step_00000002/"])
+@pytest.mark.parametrize("named", ["run", slow("run/checkpoints"), slow("run/checkpoints/step_00000002/")])
 def test_a_path_goes_on_under_another_name(named: str, here: Path) -> None:
     runs.train([*WORDS, "steps=8", "name=other", f"resume=runs/{named}"], here)
     first = 3 if "2" in named else 5
@@ -63,7 +64,7 @@ def test_a_path_goes_on_under_another_name(named: str, here: Path) -> None:
     assert runs.whole_steps(here / "runs/run/checkpoints") == [2, 4]
 
 
-@pytest.mark.parametrize("resume", ["runs/nowhere", "runs/run/logs", "runs/run/checkpoints/step_00000003"])
+@pytest.mark.parametrize("resume", ["runs/nowhere", slow("runs/run/logs"), slow("runs/run/checkpoints/step_00000003")])
 def test_a_path_without_a_checkpoint_is_refused(resume: str, here: Path) -> None:
     said = runs.train([*WORDS, "steps=8", "name=other", f"resume={resume}"], here, code=2)
     assert_one_letter(said, resume)
@@ -148,6 +149,7 @@ def test_a_finished_run_says_so_and_does_nothing(here: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (here / "runs/run").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_start_that_failed_does_not_make_a_longer_run_done(here: Path) -> None:
     """It was refused after config.yaml had been written for eight steps, of which four are made."""
     kept = here / "kept"

@@ -95,6 +95,7 @@ def test_a_save_that_is_due_waits_for_the_one_before(tmp_path: Path) -> None:
     assert runs.events(tmp_path / "runs/run", "checkpoint_skipped") == []
 
 
+@pytest.mark.slow
 def test_a_save_that_is_due_is_skipped_if_the_settings_say_so(tmp_path: Path) -> None:
     runs.train([*ASYNC, "checkpoint.every=2", "checkpoint.busy=skip", "steps=7"], tmp_path, prepare=partial(slow_saves, 1.0))
     assert saved(tmp_path / "runs/run") == [2, 7]  # the last step is never left out
@@ -167,6 +168,7 @@ def uneven_steps() -> None:
     Saver._usual_step_s = lambda saver: STEP_S / (1 + saver.groups.rank)  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_auto_is_one_choice_of_all_ranks_and_holds_at_resume(tmp_path: Path) -> None:
     words = [*runs.SMALL, "checkpoint=sync", "checkpoint.keep_last=0", "checkpoint.every=auto"]
     runs.train([*words, "steps=60"], tmp_path, ranks=2, prepare=uneven_steps)

@@ -31,6 +31,7 @@ def test_a_run_that_takes_too_much_ends_with_the_book_that_was_too_large(tmp_pat
     runs.train([*words, "batch.micro_size=1", "limits.memory_gib=0.1", "steps=1"], tmp_path)  # what fits runs
 
 
+@pytest.mark.slow
 def test_auto_takes_what_fits_and_holds_to_it(tmp_path: Path) -> None:
     words = [*runs.PLAIN, *LONG, "batch.micro_size=auto"]
     runs.train([*words, "limits.memory_gib=0.01", "steps=2"], tmp_path)
