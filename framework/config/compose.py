@@ -228,7 +228,7 @@ def letter(error: BaseException, words: Sequence[str]) -> ConfigError:
         key = str(full_key or missing.group(1))
         return unknown_key(key, [name for name, _, _ in settings(_class_at(key.rpartition(".")[0]))])
     where = re.search(r"In '([\w/]+)'", text)
-    key = str(full_key or (where.group(1) if where else "the command line"))
+    key = str(full_key or (where.group(1) if where else "the command line")).partition("[")[0]  # of a list, its setting
     given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
     said = given or [str(cause).splitlines()[0] for cause in chain if str(cause)]
     kinds = {name: kind for name, kind, _ in leaves()}

@@ -21,7 +21,7 @@ def another(kind: Any, value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, tuple):
-        return (*value, "more")
+        return (*value, "more" if get_args(kind)[0] is str else 0.5)
     if kind is str:
         return value + "x"
     if value is None or value == "auto":
