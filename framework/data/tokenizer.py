@@ -3,8 +3,8 @@
     bytes                    the bytes of UTF-8: 256 ids, nothing to load
     tokenizer.json           Hugging Face's one-file format, or a folder that holds one
     FOLDER, FOLDER/FILE      GPT-2's vocabulary and merges: vocab.json + merges.txt, or encoder.json + vocab.bpe
-    *.model                  SentencePiece
-    tekken.json              Mistral's byte pairs
+    *.model, *.model.v3      SentencePiece
+    tekken.json, tekken*     Mistral's byte pairs
 
 Reads the files of a tokenizer and nothing else. A library that is not installed is asked for by name. Texts are encoded as
 Megatron-LM's tools do it: no token is put before or after them here; the end of a document is the caller's to add.
@@ -67,9 +67,9 @@ def open_tokenizer(path: str | None, end: str = "auto") -> Tokenizer:
         place = next((found for name in ("tokenizer.json", "tekken.json") if (found := place / name).is_file()), place)
         place = next(iter(sorted(place.glob("*.model"))), place) if place.is_dir() and _gpt2_files(place) is None else place
     try:
-        if place.suffix == ".model":
+        if ".model" in place.suffixes:
             return SentencePiece(place, end)
-        if place.name == "tekken.json":
+        if place.name.startswith("tekken") and place.suffix == ".json":
             return Tekken(place, end)
         pair = _gpt2_files(folder)
         if pair is not None and (place.is_dir() or place in pair):

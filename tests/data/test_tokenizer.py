@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import pydoc_data.topics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from framework.base.errors import ConfigError
+from framework.config.schema import Data, Prepare
+from framework.data.preparing import prepare
 from framework.data.tokenizer import open_tokenizer
+from framework.data.tokens import TokenFile
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -162,3 +167,66 @@ def test_tekken(tmp_path: Path) -> None:
     expected = [257 + 3, ord(" ") + 3, 256 + 3, *(byte + 3 for byte in "ïlo".encode()), *(byte + 3 for byte in b"</s>")]
     assert as_lists(tokenizer.encode(["the thïlo</s>", ""])) == [expected, []]
     assert (tokenizer.vocab_size, tokenizer.end) == (261, 2)
+
+
+# ---------------------------------------------------------------- vocabularies of Mistral: pip install --no-deps mistral-common==1.13.1
+
+SPOKEN = "In the beginning God created the heaven and the earth. naïve 日本語 🙂\n\tdef f(x):\n        return 12345 + x  # ɐ\n"
+
+
+def mistral(name: str) -> Path:
+    """A file of that package, which is not imported."""
+    found = importlib.util.find_spec("mistral_common")
+    if found is None or found.origin is None:
+        pytest.skip("mistral-common is not installed")
+    return Path(found.origin).parent / "data" / name
+
+
+def merged(parts: list[bytes], rank: Callable[[bytes], float | None]) -> list[bytes]:
+    """Byte pairs by the book (Sennrich et al. 2016): join the neighbours of the lowest rank, the leftmost of them, until none is known."""
+    while True:
+        ranks = [(found, at) for at in range(len(parts) - 1) if (found := rank(parts[at] + parts[at + 1])) is not None]
+        if not ranks:
+            return parts
+        at = min(ranks)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("tokenizer.model.v1", 32_000), ("mistral_instruct_tokenizer_240323.model.v3", 32_768)],
+)
+def test_sentencepiece_of_mistral_is_byte_pairs_by_the_book(name: str, size: int) -> None:
+    library = pytest.importorskip("sentencepiece")
+    file = mistral(name)
+    inner = library.SentencePieceProcessor(model_file=str(file))
+    kept = [number for number in range(size) if not (inner.is_control(number) or inner.is_unknown(number) or inner.is_byte(number))]
+    scores = {inner.id_to_piece(number).encode(): -inner.get_score(number) for number in kept}
+    numbers = {inner.id_to_piece(number).encode(): number for number in range(size)}
+    tokenizer = open_tokenizer(str(file))
+    assert (tokenizer.vocab_size, tokenizer.end) == (size, numbers[b"</s>"])
+    expected = []
+    for piece in merged([letter.encode() for letter in "▁" + SPOKEN.replace(" ", "▁")], scores.get):
+        known = [piece] if piece in numbers else [b"<0x%02X>" % byte for byte in piece]
+        expected += [numbers[each] for each in known]
+    assert as_lists(tokenizer.encode([SPOKEN, ""])) == [expected, []]
+
+
+@pytest.mark.parametrize("name", ["tekken_240718.json", "tekken_240911.json"])
+def test_tekken_of_mistral_is_byte_pairs_by_the_book_and_more_than_two_bytes_hold(name: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("regex")
+    pytest.importorskip("tiktoken")
+    content = json.loads(mistral(name).read_text())
+    ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in content["vocab"] if entry["rank"] < 131_072 - 1000}
+    pieces = library.findall(content["config"]["pattern"], SPOKEN)
+    assert "".join(pieces) == SPOKEN
+    expected = [1000 + ranks[part] for piece in pieces for part in merged([bytes([byte]) for byte in piece.encode()], ranks.get)]
+    tokenizer = open_tokenizer(str(mistral(name)))
+    assert as_lists(tokenizer.encode([SPOKEN])) == [expected]
+    assert (tokenizer.vocab_size, tokenizer.end) == (131_072, 2)
+    assert max(expected) > 0xFFFF
+    (tmp_path / "a.txt").write_text(SPOKEN)
+    data = Data(kind="text", files=(str(tmp_path / "a.txt"),), tokenizer=str(mistral(name)))
+    prepare(data, Prepare(out=str(tmp_path / "out")), 1, lambda progress: None)
+    file = TokenFile(str(tmp_path / "out"))
+    assert file.read(0, file.num_tokens).tolist() == [*expected, 2]
