@@ -26,6 +26,7 @@ from io import BytesIO
 from typing import IO, Any
 
 from framework.base.errors import DataError
+from framework.data.remote import Remote, bare, find_remote
 
 FORMS = (".txt", ".jsonl", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -36,7 +37,8 @@ ROWS = 1024
 
 @dataclass(frozen=True)
 class Source:
-    """A file of documents. `path` is as it was found, a URL with its protocol; `size` in bytes on disk; `changed` says when or which."""
+    """A file of documents. `path` is as it was found, a URL with its protocol; `size` in bytes on disk, 0 where a server does not say
+    it; `changed` says when or which."""
 
     path: str
     form: str
@@ -69,11 +71,11 @@ def find_sources(patterns: Sequence[str]) -> list[Source]:
     """
     found: dict[str, Source] = {}
     for pattern in patterns:
-        paths = _remote(pattern) if "://" in pattern else _local(pattern)
+        paths = find_remote(pattern) if "://" in pattern else _local(pattern)
         for path, size, changed in paths:
             if path in found:
                 raise DataError("data.files", f"{path}, named twice (again by {pattern})", "each file once")
-            name = path.lower()
+            name = bare(path).lower()
             packing = next((end for end in PACKED if name.endswith(end)), "")
             form = os.path.splitext(name.removesuffix(packing))[1]
             if form not in FORMS:
@@ -91,24 +93,6 @@ def _local(pattern: str) -> list[tuple[str, int, str]]:
         raise DataError(pattern, got, "a file, or a glob that fits one", f"data.files=['{pattern}/*.jsonl']" if got == "a folder" else "")
     stats = [os.stat(path) for path in files]
     return [(path, stat.st_size, str(stat.st_mtime_ns)) for path, stat in zip(files, stats, strict=True)]
-
-
-def _remote(pattern: str) -> list[tuple[str, int, str]]:
-    import fsspec
-
-    try:
-        system, path = fsspec.core.url_to_fs(pattern)
-        infos = sorted(system.glob(path, detail=True).items()) if glob.has_magic(path) else [(path, system.info(path))]
-    except (OSError, ValueError, ImportError) as error:
-        raise DataError(pattern, str(error)[:160] or type(error).__name__, "a URL that fsspec can read") from None
-    files = [(name, info) for name, info in infos if info.get("type") != "directory"]
-    if not files:
-        raise DataError(pattern, "no such file", "a URL of a file, or a glob that fits one")
-    marks = ("ETag", "etag", "LastModified", "mtime", "created")
-    return [
-        (system.unstrip_protocol(name), int(info.get("size") or 0), str(next((info[mark] for mark in marks if info.get(mark)), "")))
-        for name, info in files
-    ]
 
 
 class Reading:
@@ -139,14 +123,9 @@ class Reading:
 @contextmanager
 def opened(source: Source) -> Iterator[Reading]:
     """A source to read from. Raises DataError if it cannot be opened."""
-    import fsspec
-
     try:
-        if "://" in source.path:
-            system, path = fsspec.core.url_to_fs(source.path)
-            file: Any = system.open(path, "rb")
-        else:
-            file = open(source.path, "rb")  # noqa: SIM115  (closed below)
+        remote = "://" in source.path
+        file: Any = Remote(source.path, source.size, source.changed) if remote else open(source.path, "rb")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise DataError(source.path, error.strerror or str(error), "a file that can be read") from None
     with file:

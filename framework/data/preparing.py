@@ -30,6 +30,7 @@ from framework.data.documents import Record, Source, find_sources, opened
 from framework.data.encoding import Batch, Encoded, Pool, Work
 from framework.data.journal import Journal, Tally
 from framework.data.manifest import MADE_BY, manifest_path, read_manifest
+from framework.data.remote import bare
 from framework.data.tokenizer import Tokenizer, open_tokenizer
 from framework.data.tokens import CHUNK_BYTES, dtype_for, write_index
 
@@ -96,7 +97,7 @@ def _job(sources: Sequence[Source], tokenizer: Tokenizer, settings: Prepare) -> 
     kept = {name: value for name, value in asdict(settings).items() if name not in ("out", "workers", "part_mib")}
     return {
         "version": VERSION,
-        "sources": [[source.path, source.size, source.changed] for source in sources],
+        "sources": [[bare(source.path), source.size, source.changed] for source in sources],
         "tokenizer": [tokenizer.kind, tokenizer.checksum, tokenizer.end],
         "settings": kept,
     }
@@ -209,7 +210,7 @@ class _Making:
     def _manifest(self, job: dict[str, Any], index_checksum: str) -> dict[str, Any]:
         tallies, tokenizer = self.journal.tallies, self.work.tokenizer
         files = [
-            {"path": source.path, "size": source.size, **_counts(tallies.get(number, Counter()))}
+            {"path": bare(source.path), "size": source.size, **_counts(tallies.get(number, Counter()))}
             for number, source in enumerate(self.work.sources)
         ]
         return {

@@ -20,31 +20,20 @@ from tests import runs
 from tests.checkpoint.layouts import state_of
 from tests.ranks import Job, free_port
 from tests.runs import PLAIN
+from tests.s3 import BUCKET, s3_server
 from tests.starts import assert_one_letter
 
 pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
-from botocore.exceptions import EndpointConnectionError  # noqa: E402  (there if s3fs is)
+from botocore.exceptions import EndpointConnectionError
 
 Save = Callable[..., Path]
-BUCKET = "bucket"
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Mapping[str, str]]:
-    """A server with one bucket; the environment in which its clients find it."""
-    port = free_port()
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    running.start()
-    import boto3
-
-    url = f"http://127.0.0.1:{port}"
-    boto3.client("s3", "us-east-1", endpoint_url=url, aws_access_key_id="a", aws_secret_access_key="b").create_bucket(Bucket=BUCKET)
-    yield {
-        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": url,
-        "AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "2",
-    }  # fmt: skip
-    running.stop()
+    """The environment of a server's clients."""
+    with s3_server() as environment:
+        yield environment
 
 
 @pytest.fixture
