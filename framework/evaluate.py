@@ -1,4 +1,5 @@
-"""Perplexity of a run on held-out tokens: `python -m framework.evaluate run=runs/NAME [data.files=[PATH]]`.
+"""How good a run is: `python -m framework.evaluate run=runs/NAME [data.files=[PATH]]`, perplexity on held-out tokens, or with
+`evaluate.tasks=[NAMES]` tasks of lm-evaluation-harness.
 
 The entry file: compose, check, call the study. One process.
 """
@@ -7,18 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 
 from framework.base.errors import ConfigError
+from framework.base.files import write_json
 from framework.launch.entry import Entry, run_entry
 
 
 def evaluate(entry: Entry) -> None:
-    """Say how well the run's newest checkpoint predicts."""
+    """Say what the run's newest checkpoint can do."""
+    config = entry.config
     if entry.process.ranks > 1:
         raise ConfigError("framework.evaluate", f"{entry.process.ranks} ranks", "one process", "python -m framework.evaluate run=DIR")
     with contextlib.redirect_stdout(entry.log):  # DeepSpeed's logger keeps the stdout of its import
-        from framework.studies import evaluate as study
-    sys.stdout.write(f"{entry.config.run}: {study.evaluate(entry.config).says()}\n")
+        from framework.studies import evaluate as perplexity
+        from framework.studies import tasks
+
+        found = tasks.answer(config) if config.evaluate.tasks else perplexity.evaluate(config)
+    sys.stdout.write(f"{config.run}: {found.says()}\n")
+    if config.evaluate.out:
+        write_json(Path(config.evaluate.out), {"run": config.run, **found.numbers()})
 
 
 def main() -> int:

@@ -34,6 +34,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "alerts.loss_spike": (1, None), "alerts.grad_spike": (1, None), "alerts.skipped": (0, None), "alerts.drift_every": (0, None),
     "alerts.rollbacks": (0, None), "monitor.prometheus": (0, 65_535),
     "prepare.workers": (1, 1024), "prepare.max_tokens": (1, None), "prepare.part_mib": (0.001, None),
+    "evaluate.num_fewshot": (0, None), "evaluate.limit": (1, None), "evaluate.max_length": (1, None),
     "profile.first": (1, None), "profile.steps": (1, None), "profile.rank": (0, None),
 }  # fmt: skip
 """key: (least, greatest) value allowed, both included; None: no limit. A key set to null is not looked at."""

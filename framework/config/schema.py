@@ -101,7 +101,9 @@ class Data:
     weights: tuple[float, ...] = meaning(
         (), "kind=tokens: the share that each entry of `files` has in what is read, in any unit; empty: the files are one corpus"
     )
-    tokenizer: str | None = free(None, "framework.prepare: bytes, or a tokenizer's file or folder (framework/data/tokenizer.py)")
+    tokenizer: str | None = free(
+        None, "framework.prepare, and tasks of framework.evaluate: bytes, or a tokenizer's file or folder (framework/data/tokenizer.py)"
+    )
     val_files: tuple[str, ...] = meaning((), "token files held out; empty: the last val_fraction of `files`")
     val_fraction: float = meaning(0.1, "share of the tokens held out at the end when val_files is empty")
     seq_length: int = meaning(128, "tokens per sample")
@@ -396,6 +398,19 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """python -m framework.evaluate: tasks of lm-evaluation-harness instead of the run's perplexity."""
+
+    tasks: tuple[str, ...] = free((), "names or YAML files of tasks (package lm_eval); none: perplexity on token files")
+    num_fewshot: int | None = free(None, "solved examples before each question; null: what the task says")
+    limit: int | None = free(None, "questions of each task at most; null: all")
+    max_length: int | None = free(
+        None, "tokens seen at once; null: the run's data.seq_length, or model.max_positions where it began from a published model"
+    )
+    out: str | None = free(None, "a JSON file to write the numbers to")
+
+
+@dataclass(frozen=True)
 class Report:
     """python -m framework.report: a run as one page."""
 
@@ -438,6 +453,7 @@ class Config:
     plan: Plan = block(Plan)
     convert: Convert = block(Convert)
     prepare: Prepare = block(Prepare)
+    evaluate: Evaluate = block(Evaluate)
     report: Report = block(Report)
 
     @property

@@ -1,4 +1,4 @@
-"""Tokenizers that people have, behind one small protocol: texts in, token ids out.
+"""Tokenizers that people have, behind one small protocol: texts in, token ids out, and back.
 
     bytes                    the bytes of UTF-8: 256 ids, nothing to load
     tokenizer.json           Hugging Face's one-file format, or a folder that holds one
@@ -48,6 +48,10 @@ class Tokenizer(Protocol):
         """The ids of each text: int64 [tokens] each."""
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; U+FFFD for bytes that are no whole character, nothing for ids that are no text."""
+        ...
+
 
 def open_tokenizer(path: str | None, end: str = "auto") -> Tokenizer:
     """The tokenizer at `path`, in any of the forms above.
@@ -93,6 +97,9 @@ class ByteTokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(each for each in ids if each < self.vocab_size).decode(errors="replace")
+
 
 class FastTokenizer:
     """What the library `tokenizers` reads. Names of special tokens that stand in a text become these tokens, as in transformers."""
@@ -129,6 +136,9 @@ class FastTokenizer:
         # The fast form leaves out the places of tokens in the text, which nobody asks for.
         return [np.array(each.ids, np.int64) for each in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._inner.decode(list(ids))
+
 
 class SentencePiece:
     """A model of the library `sentencepiece`."""
@@ -148,6 +158,9 @@ class SentencePiece:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array(ids, np.int64) for ids in self._inner.encode(list(texts), out_type=int, num_threads=1)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._inner.decode([each for each in ids if each < self.vocab_size])
 
 
 class Tekken:
@@ -173,6 +186,10 @@ class Tekken:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array(self._inner.encode_ordinary(text), np.int64) + self._special for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [each - self._special for each in ids if self._special <= each < self.vocab_size]
+        return self._inner.decode_bytes(known).decode(errors="replace")
 
 
 def _gpt2_files(folder: Path) -> tuple[Path, Path] | None:

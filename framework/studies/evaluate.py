@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,13 +45,29 @@ class Evaluated:
     samples: int
     bytes_per_token: float | None
 
+    def numbers(self) -> dict[str, Any]:
+        """For programs."""
+        return {**asdict(self), "perplexity": self.perplexity}
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
     def says(self) -> str:
         """In words."""
-        perplexity = math.exp(self.loss) if self.loss < 700 else math.inf
-        words = f"step {self.step}: {self.loss:.6f} nats per token, perplexity {perplexity:.4f}"
+        words = f"step {self.step}: {self.loss:.6f} nats per token, perplexity {self.perplexity:.4f}"
         if self.bytes_per_token is not None:
             words += f", {self.loss / self.bytes_per_token:.6f} nats per byte"
         return f"{words}, over {self.tokens:,} tokens in {self.samples:,} samples"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run's newest checkpoint in an engine of this one process; `config` is how it is laid out here."""
+
+    engine: DeepSpeedEngine | PlainEngine
+    config: Config
+    step: int
 
 
 def evaluate(config: Config) -> Evaluated:
@@ -57,13 +75,26 @@ def evaluate(config: Config) -> Evaluated:
 
     Raises ConfigError where there is no run or no checkpoint, DataError for a token file.
     """
-    run = config.run
-    if not run or not (kept_at := Path(run, "config.yaml")).exists():
-        raise ConfigError("run", run or "nothing", "a run folder", "run=runs/NAME")
-    kept = read_config(kept_at)
+    kept = kept_config(config.run)
     corpus, own = _corpus(config, kept)
     wanted = config.eval.samples or (kept.eval.samples if own else 0)
     samples = min(wanted or len(corpus), len(corpus))
+    with standing(str(config.run), kept) as run:
+        batches = validation_batches(corpus, _stream(run.config), samples, run.engine.device)
+        loss_sum, tokens = run.engine.evaluate(batches)
+    return Evaluated(run.step, loss_sum / max(1, tokens), tokens, samples, _bytes_per_token(corpus.files, kept, own))
+
+
+def kept_config(run: str | None) -> Config:
+    """The settings of the run in a folder. Raises ConfigError where there is none."""
+    if not run or not (kept_at := Path(run, "config.yaml")).exists():
+        raise ConfigError("run", run or "nothing", "a run folder", "run=runs/NAME")
+    return read_config(kept_at)
+
+
+@contextmanager
+def standing(run: str, kept: Config) -> Iterator[Standing]:
+    """The newest checkpoint of the run in the folder `run` with the settings `kept`. Raises ConfigError where there is none."""
     with letters(ConfigError):
         checkpoint = _newest(kept, run)
     with tempfile.TemporaryDirectory() as scratch:
@@ -72,9 +103,7 @@ def evaluate(config: Config) -> Evaluated:
         engine, groups = _engine(alone)
         with letters(ConfigError):
             restore(engine, checkpoint, groups)
-        batches = validation_batches(corpus, _stream(alone), samples, engine.device)
-        loss_sum, tokens = engine.evaluate(batches)
-    return Evaluated(checkpoint.step, loss_sum / max(1, tokens), tokens, samples, _bytes_per_token(corpus.files, kept, own))
+        yield Standing(engine, alone, checkpoint.step)
 
 
 def on_one_process(kept: Config, scratch: str) -> Config:

@@ -132,6 +132,7 @@ OTHER_PROGRAMS |= dict.fromkeys(("launch.master_addr", "launch.master_port", "la
 OTHER_PROGRAMS |= dict.fromkeys((f"launch.{name}" for name in ("supervise", "restarts", "hang_factor", "hang_least", "elastic")), "launch")
 OTHER_PROGRAMS |= {key: "plan" for key in LEAVES if key.startswith("plan.")}
 OTHER_PROGRAMS |= {key: "prepare" for key in LEAVES if key.startswith("prepare.") or key == "data.tokenizer"}
+OTHER_PROGRAMS |= {key: "evaluate" for key in LEAVES if key.startswith("evaluate.")}
 OTHER_PROGRAMS |= {"against": "report", "report.out": "report"}
 OTHER_PROGRAMS |= {"run": "convert", "convert.to": "convert", "convert.out": "convert", "convert.dtype": "convert"}
 """Settings that their own meaning gives to another program, with its name; tested where it is."""
