@@ -52,6 +52,8 @@ def test_bytes() -> None:
     tokenizer = open_tokenizer("bytes")
     assert as_lists(tokenizer.encode(TEXTS)) == [list(text.encode()) for text in TEXTS]
     assert (tokenizer.vocab_size, tokenizer.end) == (256, None)
+    assert [tokenizer.decode([*text.encode()]) for text in TEXTS] == TEXTS
+    assert tokenizer.decode([300, 0xC3, 97]) == "\ufffda"
     with pytest.raises(ConfigError) as caught:
         open_tokenizer("bytes", "</s>")
     assert caught.value.subject == "prepare.end_of_document"
@@ -65,6 +67,7 @@ def test_vocabulary_and_merges_are_gpt2s_as_transformers_reads_them(trained: Pat
     assert as_lists(tokenizer.encode(TEXTS)) == [reference(text)["input_ids"] for text in TEXTS]
     assert tokenizer.end == reference.convert_tokens_to_ids("<|endoftext|>") == 0
     assert tokenizer.vocab_size == len(reference) == 600
+    assert [tokenizer.decode(ids.tolist()) for ids in tokenizer.encode(TEXTS)] == [text.replace("<|endoftext|>", "") for text in TEXTS]
 
 
 def test_tokenizer_json_without_its_padding_truncation_and_template(trained: Path, tmp_path: Path) -> None:
@@ -151,6 +154,8 @@ def test_sentencepiece(tmp_path: Path) -> None:
         tokenizer = open_tokenizer(str(path))
         assert as_lists(tokenizer.encode(TEXTS)) == [reference.encode(one) for one in TEXTS]
     assert (tokenizer.vocab_size, tokenizer.end) == (400, reference.eos_id())
+    assert [tokenizer.decode(ids.tolist()) for ids in tokenizer.encode(["Hello world", "naïve"])] == ["Hello world", "naïve"]
+    assert tokenizer.decode([*tokenizer.encode(["a b"])[0].tolist(), 9999]) == "a b"
     assert open_tokenizer(str(tmp_path), "<s>").end == reference.bos_id()
     with pytest.raises(ConfigError):
         open_tokenizer(str(tmp_path), "<nowhere>")
@@ -167,6 +172,8 @@ def test_tekken(tmp_path: Path) -> None:
     expected = [257 + 3, ord(" ") + 3, 256 + 3, *(byte + 3 for byte in "ïlo".encode()), *(byte + 3 for byte in b"</s>")]
     assert as_lists(tokenizer.encode(["the thïlo</s>", ""])) == [expected, []]
     assert (tokenizer.vocab_size, tokenizer.end) == (261, 2)
+    assert tokenizer.decode([1, *expected, 2, 900]) == "the thïlo</s>"
+    assert tokenizer.decode(expected[:4]) == "the th\ufffd"
 
 
 # ---------------------------------------------------------------- vocabularies of Mistral: pip install --no-deps mistral-common==1.13.1

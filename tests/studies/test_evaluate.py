@@ -40,6 +40,22 @@ def last(run: Path) -> dict[str, float]:
         pytest.param([*PLAIN], 1, id="plain"),
         pytest.param([*SMALL, "zero=stage2"], 2, id="zero2", marks=pytest.mark.slow),
         pytest.param([*SMALL, "precision=bf16", "zero=stage1"], 1, id="bf16", marks=pytest.mark.slow),
+        *(
+            pytest.param([*SMALL, *words], ranks, id=" ".join(words), marks=pytest.mark.slow)
+            for words, ranks in (
+                (["parallel=tensor2", "zero=stage1"], 2),
+                (["parallel=tensor2_sequence", "zero=stage3"], 2),
+                (["parallel=pipeline2", "zero=stage1"], 2),
+                (["parallel=context2", "zero=stage2"], 2),
+                (["parallel=tensor2_pipeline2"], 4),
+                (["precision=fp16", "zero=stage2"], 2),
+                (["precision=fp16_autocast", "zero=stage0"], 1),
+                (["precision=bf16_autocast", "zero=stage3"], 2),
+                (["precision=bf16", "zero=stage1", "parallel=tensor2"], 2),
+                (["precision=fp16", "zero=stage1", "parallel=pipeline2"], 2),
+                (["precision=bf16", "zero=stage3", "parallel=context2"], 2),
+            )
+        ),
     ],
 )
 def test_the_runs_own_loss_again(words: list[str], ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +64,9 @@ def test_the_runs_own_loss_again(words: list[str], ranks: int, tmp_path: Path, m
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     said = last(run)
     [own] = run_ranks(evaluated, 1, ["run=runs/run"], str(tmp_path))
-    assert own.loss == pytest.approx(said["loss"], rel=1e-6)
+    half = any(word.startswith(("precision=fp16", "precision=bf16")) for word in words)
+    # Split matrices add up in another order: in half precision that is seen.
+    assert own.loss == pytest.approx(said["loss"], rel=1e-5 if half and ranks > 1 else 1e-6)
     assert (own.step, own.tokens, own.samples, own.bytes_per_token) == (4, said["tokens"], said["samples"], None)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     if ranks > 1:
