@@ -50,7 +50,7 @@ def open_corpora(data: Data, vocab_size: int, seed: int) -> Corpora:
     """
     entries = [[TokenFile(path) for path in entry] for entry in _paths(data, vocab_size, seed)]
     files = [file for entry in entries for file in entry]
-    held_out = [TokenFile(path) for entry in data.val_files for path in _matching("data.val_files", entry)]
+    held_out = [TokenFile(path) for entry in data.val_files for path in matching("data.val_files", entry)]
     if data.kind == "tokens":
         for file in (*files, *held_out):
             refuse_larger_vocabulary(file, vocab_size)
@@ -80,8 +80,9 @@ def _training(data: Data, entries: Sequence[Sequence[TokenFile]], cuts: Mapping[
     return Mixture(parts, data.weights)
 
 
-def _matching(key: str, entry: str) -> list[str]:
-    """The token files that an entry means, without suffix: itself, or in the order of their names those that match a glob."""
+def matching(key: str, entry: str) -> list[str]:
+    """The token files that an entry of setting `key` means, without suffix: itself, or in the order of their names those that match a
+    glob. Raises ConfigError for a glob that nothing matches."""
     if not glob.has_magic(entry):
         return [entry]
     found = sorted(path.removesuffix(".idx") for path in glob.glob(f"{entry}.idx", recursive=True))
@@ -128,7 +129,7 @@ def _paths(data: Data, vocab_size: int, seed: int) -> list[list[str]]:
     if data.kind == "tokens":
         if not data.files:
             raise ConfigError("data.files", "nothing, with data.kind tokens", "token files", "data.files=[PATH_WITHOUT_SUFFIX]")
-        return [_matching("data.files", entry) for entry in data.files]
+        return [matching("data.files", entry) for entry in data.files]
     if data.kind == "text":
         write = "python -m framework.prepare data=text ... prepare.out=OUT, and then data=tokens data.files=[OUT]"
         raise ConfigError("data.kind", "text, which is not in tokens yet", "token files", write)

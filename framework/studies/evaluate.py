@@ -21,7 +21,7 @@ from framework.checkpoint.store import Checkpoint, Store, find
 from framework.config.check import check
 from framework.config.schema import Config, Parallel, Recompute, Zero
 from framework.data.manifest import read_manifest
-from framework.data.prepare import open_corpora, refuse_larger_vocabulary
+from framework.data.prepare import matching, open_corpora, refuse_larger_vocabulary
 from framework.data.stream import StreamSettings, validation_batches
 from framework.data.tokens import Corpus, TokenFile
 from framework.engine.engine import PlainEngine
@@ -127,7 +127,7 @@ def on_one_process(kept: Config, scratch: str) -> Config:
 def _corpus(config: Config, kept: Config) -> tuple[Corpus, bool]:
     """What to predict, and whether it is the run's own held-out part."""
     if config.data.files:
-        files = [TokenFile(path) for path in config.data.files]
+        files = [TokenFile(path) for entry in config.data.files for path in matching("data.files", entry)]
         for file in files:
             refuse_larger_vocabulary(file, kept.model.vocab_size)
         corpus = Corpus(files, kept.data.seq_length)

@@ -5,6 +5,7 @@ Here is what has to be known of the run: which tokenizer, how much the model see
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -88,10 +89,11 @@ def tokenizer_of(config: Config, kept: Config) -> Tokenizer:
     if tokenizer.vocab_size > kept.model.vocab_size:
         got = f"{path} of {tokenizer.vocab_size:,} tokens, where the model knows {kept.model.vocab_size:,}"
         raise ConfigError("data.tokenizer", got, "the tokenizer that the run's tokens were made with", "data.tokenizer=PATH")
-    for file in kept.data.files if kept.data.kind == "tokens" else ():
-        made = (read_manifest(file) or {}).get("tokenizer", {}).get("xxh3_128", tokenizer.checksum)
+    pages = (page for entry in kept.data.files if kept.data.kind == "tokens" for page in glob.glob(f"{entry}.json", recursive=True))
+    for page in pages:  # of those token files that are on this machine
+        made = (read_manifest(page.removesuffix(".json")) or {}).get("tokenizer", {}).get("xxh3_128", tokenizer.checksum)
         if made != tokenizer.checksum:
-            got = f"{path}, and {file} was made with another"
+            got = f"{path}, and the file of {page} was made with another"
             raise ConfigError("data.tokenizer", got, "the tokenizer that the run's tokens were made with", "data.tokenizer=PATH")
     return tokenizer
 
