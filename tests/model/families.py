@@ -15,11 +15,11 @@ LLAMA3 = {
 }  # fmt: skip
 SHAPE: dict[str, Any] = {
     "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 10, "intermediate_size": 56,
-    "vocab_size": 61, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_parameters": ROPE,
+    "vocab_size": 61, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_parameters": ROPE,
     "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": None, "attn_implementation": "eager",
 }  # fmt: skip
 GPT2_SHAPE: dict[str, Any] = {
-    "n_embd": 48, "n_layer": 2, "n_head": 8, "n_inner": 56, "vocab_size": 61, "n_positions": 128, "layer_norm_epsilon": 1e-6,
+    "n_embd": 48, "n_layer": 2, "n_head": 8, "n_inner": 56, "vocab_size": 61, "n_positions": 512, "layer_norm_epsilon": 1e-6,
     "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": "eager", **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,9 +29,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-stretched": ("Llama", {**SHAPE, "rope_parameters": LLAMA3}),
     "llama-linear": ("Llama", {**SHAPE, "rope_parameters": {**ROPE, "rope_type": "linear", "factor": 4.0}}),
     "mistral": ("Mistral", {**SHAPE, "sliding_window": None}),
+    "mistral-tied": ("Mistral", {**SHAPE, "sliding_window": None, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {**SHAPE, "tie_word_embeddings": True}),
     "qwen2-untied": ("Qwen2", SHAPE),
     "qwen3": ("Qwen3", {**SHAPE, "tie_word_embeddings": True}),
+    "qwen3-untied": ("Qwen3", SHAPE),
     "qwen3-untied-biased": ("Qwen3", {**SHAPE, "attention_bias": True}),
     "gpt2": ("GPT2", GPT2_SHAPE),
     "gpt2-untied": ("GPT2", {**GPT2_SHAPE, "tie_word_embeddings": False, "n_inner": None}),

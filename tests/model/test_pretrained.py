@@ -72,7 +72,7 @@ def test_logits_are_those_of_transformers_and_the_bits_come_out_again(name: str,
     twin, net = make(name, tmp_path / "in"), imported(tmp_path / "in")
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for length in (1, 9, 64):
+        for length in (1, 9, 64, 512):
             ids = torch.randint(61, (2, length), generator=generator)
             assert float((net(ids) - twin(ids).logits).abs().max()) < 1e-4
         out = exported(net, tmp_path)

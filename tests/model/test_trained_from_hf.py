@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from framework.checkpoint.shards import Logical
 from framework.convert import convert
 from tests.marks import slow
 from tests.runs import losses, train
@@ -20,6 +22,8 @@ WORDS += ["data.seq_length=16", "data.workers=0", "eval.every=-1", "monitor.samp
 WORDS += ["monitor.curve=false", "launch.threads=1", "checkpoint=sync", "steps=3", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.1"]
 TWO = {
     "tensor": ["parallel=tensor2", "zero=stage1"],
+    "sequence": ["parallel=tensor2_sequence", "zero=stage3"],
+    "context": ["parallel=context2", "zero=stage2"],
     "pipeline": ["parallel=pipeline2"],
     "zero3": ["zero=stage3"],
 }
@@ -53,9 +57,15 @@ def test_two_ranks_learn_what_one_learns_and_both_are_exported(name: str, layout
     assert float((loaded[0] - loaded[1]).abs().max()) < 1e-3
 
 
-@pytest.mark.parametrize("layout", [slow("tensor"), slow("pipeline"), slow("zero3")])
-def test_what_learns_nothing_comes_out_bit_for_bit_from_any_layout(layout: str, tmp_path: Path) -> None:
-    make("qwen3", tmp_path / "in")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *(slow("qwen3", layout) for layout in TWO),
+        *(slow(name, layout) for name in ("llama", "mistral", "qwen2-untied", "gpt2-untied") for layout in ("tensor", "pipeline")),
+    ],
+)
+def test_what_learns_nothing_comes_out_bit_for_bit_from_any_layout(name: str, layout: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "in")
     out = run([*TWO[layout], "optimizer.lr=0"], 2, tmp_path / "in", tmp_path / "two")
     got, want = tensors(out), tensors(tmp_path / "in")
     assert got.keys() == want.keys()
@@ -70,3 +80,33 @@ def test_a_run_goes_on_when_the_folder_of_its_weights_has_lost_them(tmp_path: Pa
     run(["resume=never"], 1, tmp_path / "in", tmp_path / "one")
     (tmp_path / "in" / "model.safetensors").unlink()
     train([*WORDS, f"model.init_from={tmp_path}/in", "name=other"], tmp_path / "one", code=2)
+
+
+def watch_reading() -> None:
+    """Have this rank write down, module by module, how many elements it reads, and how many it holds whole of the modules before."""
+    from framework.model.pretrained import Pretrained
+
+    before: list[torch.nn.Module] = []
+    fill = Pretrained.fill
+
+    def watched(self: Pretrained, module: torch.nn.Module, parts: dict[str, Logical]) -> None:
+        held = sum(parameter.numel() for each in before for parameter in each.parameters(recurse=False))
+        fill(self, module, parts)
+        before.append(module)
+        taken = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        with open(f"read_{os.environ['RANK']}", "a") as file:
+            file.write(f"{taken} {held}\n")
+
+    Pretrained.fill = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_zero3_reads_everything_on_each_rank_and_holds_one_module_of_it(tmp_path: Path) -> None:
+    """The part of a data rank is a flat piece of each tensor; tensors are read whole, one module at a time, and divided at once."""
+    make("qwen3", tmp_path / "in")
+    train([*WORDS, f"model.init_from={tmp_path}/in", "zero=stage3", "checkpoint=none"], tmp_path, 2, prepare=watch_reading)
+    whole = sum(tensor.numel() for tensor in tensors(tmp_path / "in").values())
+    for rank in range(2):
+        rows = [[*map(int, line.split())] for line in (tmp_path / f"read_{rank}").read_text().splitlines()]
+        assert sum(taken for taken, _ in rows) == whole
+        assert [held for _, held in rows] == [0] * len(rows)
