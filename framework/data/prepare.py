@@ -52,11 +52,10 @@ def open_corpora(data: Data, vocab_size: int, seed: int) -> Corpora:
             refuse_larger_vocabulary(file, vocab_size)
     fraction = 0.0 if held_out else data.val_fraction
     cuts = [file.num_tokens - round(file.num_tokens * fraction) for file in files]
-    train = Corpus(files, data.seq_length, [(0, cut) for cut in cuts])
-    if held_out:
-        validation = Corpus(held_out, data.seq_length)
-    else:
-        validation = Corpus(files, data.seq_length, [(cut, file.num_tokens) for cut, file in zip(cuts, files, strict=True)])
+    apart = data.documents == "apart"
+    train = Corpus(files, data.seq_length, [(0, cut) for cut in cuts], apart)
+    rest = None if held_out else [(cut, file.num_tokens) for cut, file in zip(cuts, files, strict=True)]
+    validation = Corpus(held_out or files, data.seq_length, rest, apart)
     _check_samples(train, validation, data)
     return Corpora(train, validation if len(validation) else None)
 

@@ -20,7 +20,8 @@ import torch
 
 from framework.base.errors import DataError, RunError
 from framework.data import stream as stream_module
-from framework.data.stream import IGNORE, MicroBatch, StreamSettings, TrainingStream, default_workers, validation_batches
+from framework.data.pack import IGNORE, MicroBatch
+from framework.data.stream import StreamSettings, TrainingStream, default_workers, validation_batches
 from framework.data.tokens import Corpus, TokenFile, write_tokens
 
 CPU = torch.device("cpu")
