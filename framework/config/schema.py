@@ -108,6 +108,9 @@ class Data:
     val_fraction: float = meaning(0.1, "share of the tokens held out at the end when val_files is empty")
     seq_length: int = meaning(128, "tokens per sample")
     shuffle: bool = meaning(True, "visit the samples of an epoch in a seeded random order; false: in the file's order")
+    documents: Literal["joined", "apart"] = meaning(
+        "joined", "documents in one sample: read as one text, or apart (none attends to another, positions begin anew, no loss across)"
+    )
     text: Literal["bytes", "none"] = free("none", "how ids become text again in printed samples")
     synthetic_tokens: int = meaning(1_000_000, "length of the corpus for kind=synthetic, in tokens")
     cache: str = free("runs/.data", "folder for corpora that are built on first use")

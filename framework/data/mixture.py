@@ -62,7 +62,7 @@ class Mixture(Corpus):
 
     def __init__(self, parts: Sequence[Corpus], weights: Sequence[float]) -> None:
         files, spans = [file for part in parts for file in part.files], [span for part in parts for span in part.spans]
-        super().__init__(files, parts[0].seq_length, spans)
+        super().__init__(files, parts[0].seq_length, spans, parts[0].apart)
         self.parts, self.weights = tuple(parts), tuple(weights)
         self._starts = np.cumsum([0, *map(len, parts)])
         self.turns = turns_of(weights)

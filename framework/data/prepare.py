@@ -57,19 +57,18 @@ def open_corpora(data: Data, vocab_size: int, seed: int) -> Corpora:
     fraction = 0.0 if held_out else data.val_fraction
     cuts = {file: file.num_tokens - round(file.num_tokens * fraction) for file in files}
     train = _training(data, entries, cuts)
-    if held_out:
-        validation = Corpus(held_out, data.seq_length)
-    else:
-        validation = Corpus(files, data.seq_length, [(cut, file.num_tokens) for file, cut in cuts.items()])
+    rest = None if held_out else [(cut, file.num_tokens) for file, cut in cuts.items()]
+    validation = Corpus(held_out or files, data.seq_length, rest, data.documents == "apart")
     _check_samples(train, validation, data)
     return Corpora(train, validation if len(validation) else None)
 
 
 def _training(data: Data, entries: Sequence[Sequence[TokenFile]], cuts: Mapping[TokenFile, int]) -> Corpus:
     """Each file up to its cut: one after the other, or with weights by turns of the entries."""
-    parts = [Corpus(files, data.seq_length, [(0, cuts[file]) for file in files]) for files in entries]
+    apart = data.documents == "apart"
+    parts = [Corpus(files, data.seq_length, [(0, cuts[file]) for file in files], apart) for files in entries]
     if not data.weights:
-        return Corpus([*cuts], data.seq_length, [(0, cut) for cut in cuts.values()])
+        return Corpus([*cuts], data.seq_length, [(0, cut) for cut in cuts.values()], apart)
     if (repeat := sum(turns_of(data.weights))) > LONGEST_PATTERN:
         got = f"{[*data.weights]}, whose turns repeat after {repeat:,} samples"
         raise ConfigError("data.weights", got, f"turns that repeat within {LONGEST_PATTERN:,} samples", "weights of fewer digits")

@@ -29,15 +29,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from framework.base.errors import EXIT_FAULT, DataError, FrameworkError, RunError
 from framework.data.order import share
+from framework.data.pack import IGNORE, MicroBatch, Rows, micro_batch, rows_of
 from framework.data.tokens import Corpus
 
 log = logging.getLogger(__name__)
 
-IGNORE = -100
 MAX_WORKERS = 8
 ORDERED_AHEAD = 1024
 BEGIN_S, STARTS = 20.0, 3
 """Seconds in which a loader process must have begun, and how often they are started."""
+Tensors = tuple[Tensor, ...]
+"""Rows, as tensors."""
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2): the signal that a process gets when its parent ends
 
 
@@ -61,19 +63,6 @@ class StreamSettings:
     vocab_size: int
     context_rank: int = 0
     context_size: int = 1
-
-
-@dataclass
-class MicroBatch:
-    """The samples of one forward pass on one rank; of each its share, where context ranks divide the sequence.
-
-    ids: int64 [micro, seq / context]; targets: as many, the token after each id, or IGNORE where there is no loss;
-    indices: int64 [micro], global sample indices, always on the CPU.
-    """
-
-    ids: Tensor
-    targets: Tensor
-    indices: Tensor
 
 
 class TrainingStream:
@@ -105,10 +94,10 @@ class TrainingStream:
         if self._device.type != "cpu":
             steps = _copied_ahead(steps, self._device)
         try:
-            for step, tokens in enumerate(steps):
+            for step, micros in enumerate(steps):
                 self.wait_s, reader.waited_s = reader.waited_s, 0.0
                 numbers = itertools.count(step * settings.accumulation)
-                yield [_micro_batch(one, _indices(settings, consumed, micro)) for one, micro in zip(tokens, numbers, strict=False)]
+                yield [micro_batch(rows, _indices(settings, consumed, micro)) for rows, micro in zip(micros, numbers, strict=False)]
         finally:
             reader.close()
 
@@ -124,9 +113,8 @@ def validation_batches(corpus: Corpus, settings: StreamSettings, samples: int, d
         indices = _indices(settings, 0, micro)
         past_end = indices >= count
         places = np.where(past_end, 0, indices)
-        tokens = corpus.read(places)
-        _check_ids(tokens, places, corpus, settings.vocab_size)
-        batch = _micro_batch(torch.from_numpy(_slice(tokens, settings)).to(device), indices)
+        rows = _read(corpus, places, settings)
+        batch = micro_batch([torch.from_numpy(array).to(device) for array in rows], indices)
         batch.targets[torch.from_numpy(past_end).to(device)] = IGNORE
         yield batch
 
@@ -135,19 +123,11 @@ def _indices(settings: StreamSettings, consumed: int, micro: int) -> np.ndarray:
     return share(consumed, micro, settings.micro_size, settings.data_rank, settings.data_size)
 
 
-def _slice(tokens: np.ndarray, settings: StreamSettings) -> np.ndarray:
-    """Of tokens [micro, seq + 1] what this context rank reads: its slice of the sequence and the token after it."""
-    length = (tokens.shape[1] - 1) // settings.context_size
-    start = settings.context_rank * length
-    return tokens[:, start : start + length + 1]
-
-
-def _micro_batch(tokens: Tensor, indices: np.ndarray) -> MicroBatch:
-    """From tokens [micro, seq / context + 1], in the type of their file: they become int64 here, where they are needed, because until
-    here they are copied from process to process and to the device. Targets in memory of their own: who ignores some must not
-    change an id (a file of int64 is not converted, and of one row both slices are contiguous as they are)."""
-    ids, targets = (part.to(torch.int64, copy=True, memory_format=torch.contiguous_format) for part in (tokens[:, :-1], tokens[:, 1:]))
-    return MicroBatch(ids, targets, torch.from_numpy(indices))
+def _read(corpus: Corpus, places: np.ndarray, settings: StreamSettings) -> Rows:
+    """What this rank has of the samples at `places`. Raises DataError for a token that the model does not know."""
+    tokens = corpus.read(places)
+    _check_ids(tokens, places, corpus, settings.vocab_size)  # of the whole rows: so context ranks say the same
+    return rows_of(tokens, corpus.read_starts(places) if corpus.apart else None, settings.context_rank, settings.context_size)
 
 
 def _check_ids(tokens: np.ndarray, places: np.ndarray, corpus: Corpus, vocab_size: int) -> None:
@@ -163,7 +143,7 @@ def _check_ids(tokens: np.ndarray, places: np.ndarray, corpus: Corpus, vocab_siz
     )
 
 
-class _Source(Dataset[np.ndarray | DataError]):
+class _Source(Dataset[Rows | DataError]):
     """Micro-batch by number: a pure function, so that any process may read any number."""
 
     def __init__(self, corpus: Corpus, settings: StreamSettings, consumed: int) -> None:
@@ -171,15 +151,12 @@ class _Source(Dataset[np.ndarray | DataError]):
         self._block_size = max(1, ORDERED_AHEAD // settings.micro_size)
         self._block, self._block_places = -1, np.empty((0, settings.micro_size), np.int64)
 
-    def __getitem__(self, micro: int) -> np.ndarray | DataError:
-        """Tokens [micro, seq / context + 1], or the letter that says why not: in a worker, torch would wrap it in a traceback."""
-        places = self._places(micro)
-        tokens = self._corpus.read(places)
+    def __getitem__(self, micro: int) -> Rows | DataError:
+        """The micro-batch's rows, or the letter that says why not: in a worker, torch would wrap it in a traceback."""
         try:
-            _check_ids(tokens, places, self._corpus, self._settings.vocab_size)
+            return _read(self._corpus, self._places(micro), self._settings)
         except DataError as letter:
             return letter
-        return _slice(tokens, self._settings)
 
     def _places(self, micro: int) -> np.ndarray:
         """Positions [micro] of the samples. Made for a block of micro-batches at once: a call costs as much for 8 samples as for 1,000."""
@@ -209,8 +186,8 @@ class _Reader:
         # Workers ignore SIGTERM, so an exit without close() would wait for them without end.
         atexit.register(self.close)
 
-    def steps(self, accumulation: int) -> Iterator[list[Tensor]]:
-        """Lists of `accumulation` token tensors [micro, seq / context + 1], without end."""
+    def steps(self, accumulation: int) -> Iterator[list[Tensors]]:
+        """Lists of the rows of `accumulation` micro-batches, without end."""
         while True:
             yield [self._next() for _ in range(accumulation)]
 
@@ -221,7 +198,7 @@ class _Reader:
             self._workers = 0
         atexit.unregister(self.close)
 
-    def _next(self) -> Tensor:
+    def _next(self) -> Tensors:
         started = time.perf_counter()
         try:
             item = next(self._loader)
@@ -232,7 +209,7 @@ class _Reader:
         self.waited_s += time.perf_counter() - started
         if isinstance(item, FrameworkError):
             raise item
-        return torch.from_numpy(item)
+        return tuple(torch.from_numpy(array) for array in item)
 
 
 def _begin(source: _Source, settings: StreamSettings) -> Any:
@@ -277,7 +254,7 @@ def _count(told: int, wanted: int, seconds: float) -> int:
     return found
 
 
-def _unchanged(item: np.ndarray | DataError) -> np.ndarray | DataError:
+def _unchanged(item: Rows | DataError) -> Rows | DataError:
     """Arrays go through the workers' pipe as they are: as tensors each would cost a shared-memory file, four times the time."""
     return item
 
@@ -314,22 +291,22 @@ def _handler_kept(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _copied_ahead(steps: Iterator[list[Tensor]], device: torch.device) -> Iterator[list[Tensor]]:
+def _copied_ahead(steps: Iterator[list[Tensors]], device: torch.device) -> Iterator[list[Tensors]]:
     """The same steps on an accelerator: while step n is computed, n + 1 is copied, pinned, on a stream of its own."""
     from deepspeed.accelerator import get_accelerator  # takes seconds to import, and a CPU needs nothing of it
 
     accelerator: Any = get_accelerator()  # its streams are None on a CPU, which does not come here
     side = accelerator.Stream(device)
 
-    def copy(tokens: list[Tensor]) -> list[Tensor]:
+    def copy(micros: list[Tensors]) -> list[Tensors]:
         with accelerator.stream(side):
-            return [one.pin_memory().to(device, non_blocking=True) for one in tokens]
+            return [tuple(one.pin_memory().to(device, non_blocking=True) for one in rows) for rows in micros]
 
     ready = copy(next(steps))
     for following in steps:
         current = accelerator.current_stream(device)
         current.wait_stream(side)
-        for one in ready:
+        for one in itertools.chain.from_iterable(ready):
             one.record_stream(current)  # the allocator must not hand the memory to `side` again before the computation is through
         coming = copy(following)
         yield ready

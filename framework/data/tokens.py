@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -56,14 +57,14 @@ class TokenFile:
         documents_at = offsets_at + 8 * sequences
         _check_size(self.idx_path, documents_at + 8 * documents, "its header")
         lengths = np.memmap(self.idx_path, np.dtype("<i4"), "r", lengths_at, (sequences,))
-        self._offsets = np.memmap(self.idx_path, np.dtype("<i8"), "r", offsets_at, (sequences,))
-        self._documents = np.memmap(self.idx_path, np.dtype("<i8"), "r", documents_at, (documents,))
+        self._offsets = np.asarray(np.memmap(self.idx_path, np.dtype("<i8"), "r", offsets_at, (sequences,)))
+        self._documents = np.asarray(np.memmap(self.idx_path, np.dtype("<i8"), "r", documents_at, (documents,)))
         end = int(self._offsets[-1]) + int(lengths[-1]) * self.dtype.itemsize
         if self._offsets[0] != 0 or self._documents[0] != 0 or self._documents[-1] != sequences or end <= 0:
             raise DataError(self.idx_path, "an index that does not begin at 0 and end at the last sequence", "a whole .idx file")
         _check_size(self.bin_path, end, self.idx_path)
         self.num_tokens = end // self.dtype.itemsize
-        # A plain view: slicing the memmap class itself costs more than the read of a short sample.
+        # Plain views: slicing the memmap class itself costs more than the read of a short sample.
         self.tokens = np.asarray(np.memmap(self.bin_path, self.dtype, "r", 0, (self.num_tokens,)))
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
@@ -80,6 +81,17 @@ class TokenFile:
         starts = self._offsets[np.minimum(first, len(self._offsets) - 1)] // self.dtype.itemsize
         # Empty documents at the very end name a sequence that does not exist.
         return np.where(first < len(self._offsets), starts, self.num_tokens)
+
+    def documents_between(self, start: int, stop: int) -> np.ndarray:
+        """Offset of the first token of each document that begins in [start, stop): int64 [n], rising; an empty document has the next one's.
+
+        Found in the map by halving: numpy's own search would copy the whole index first, because it is not aligned.
+        """
+        offsets, documents, width = self._offsets, self._documents, self.dtype.itemsize
+        first = bisect_left(offsets, start * width)
+        behind = bisect_left(offsets, stop * width, lo=first)
+        begin = bisect_left(documents, first)
+        return offsets[documents[begin : bisect_left(documents, behind, lo=begin)]] // width
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens [start, start + count) as a read-only view of the map, in the file's dtype: [count]."""
@@ -186,11 +198,14 @@ class Corpus:
 
     Sample k of a span covers its tokens [k * seq_length, k * seq_length + seq_length + 1): neighbours share one token, which is
     the target of one and the first input of the other. A sample never straddles two spans; what is left at a span's end is
-    not read. `spans` are [start, stop) in tokens, one per file; None: whole files.
+    not read. `spans` are [start, stop) in tokens, one per file; None: whole files. `apart`: documents in a sample are to know nothing
+    of each other.
     """
 
-    def __init__(self, files: Sequence[TokenFile], seq_length: int, spans: Sequence[tuple[int, int]] | None = None) -> None:
-        self.files, self.seq_length = tuple(files), seq_length
+    def __init__(
+        self, files: Sequence[TokenFile], seq_length: int, spans: Sequence[tuple[int, int]] | None = None, apart: bool = False
+    ) -> None:
+        self.files, self.seq_length, self.apart = tuple(files), seq_length, apart
         self.spans = tuple(spans) if spans is not None else tuple((0, file.num_tokens) for file in files)
         self.dtype = np.result_type(*(file.dtype for file in self.files))
         self._windows = [_windows(file, span, seq_length) for file, span in zip(self.files, self.spans, strict=True)]
@@ -198,7 +213,7 @@ class Corpus:
         self._first = np.concatenate([[0], np.cumsum([len(windows) for windows in self._windows])]).astype(np.int64)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.files, self.seq_length, self.spans)
+        return type(self), (self.files, self.seq_length, self.spans, self.apart)
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -214,6 +229,17 @@ class Corpus:
             out[rows] = self._windows[owner][positions[rows] - self._first[owner]]
         return out
 
+    def read_starts(self, positions: np.ndarray) -> np.ndarray:
+        """Of each token of those samples the place in its sample at which its document begins: int32 [n, seq_length + 1]; 0 where that
+        was before the sample."""
+        out = np.zeros((len(positions), self.seq_length + 1), np.int32)
+        owners = np.searchsorted(self._first, positions, side="right") - 1
+        for row, owner in enumerate(owners):
+            start = self.spans[owner][0] + int(positions[row] - self._first[owner]) * self.seq_length
+            places = self.files[owner].documents_between(start, start + self.seq_length + 1) - start
+            out[row, places] = places
+        return np.maximum.accumulate(out, axis=1)
+
     def places(self, indices: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
         """Where the samples with the global `indices` lie, as positions for `read` (both int64 [n])."""
         return positions(indices, len(self), seed, shuffle)
@@ -227,11 +253,13 @@ class Corpus:
         return self.files[int(np.searchsorted(self._first, position, side="right")) - 1]
 
     def fingerprint(self) -> str:
-        """xxh3_128 (hex) over sample length, spans, dtypes, sizes, all .idx bytes and up to 1 MiB spread over each .bin.
+        """xxh3_128 (hex) over sample length, spans, `apart`, dtypes, sizes, all .idx bytes and up to 1 MiB spread over each .bin.
 
         Tells other data apart without reading all of it; paths do not count, so a moved corpus keeps its fingerprint.
         """
         digest = xxhash.xxh3_128(str((self.seq_length, self.spans)).encode())
+        if self.apart:  # a corpus whose documents are joined keeps the fingerprint that it had before there was a choice
+            digest.update(b"apart")
         for file in self.files:
             digest.update(f"{file.dtype.str} {file.num_tokens}".encode())
             with open(file.idx_path, "rb") as index:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from framework.config.schema import Config
-from framework.data.stream import IGNORE, MicroBatch
+from framework.data.pack import IGNORE, MicroBatch
 from framework.engine.optim import make_optimizer, set_rate
 from framework.engine.schedule import rate
 from framework.topology.timers import Timers, timers_for
@@ -90,7 +90,7 @@ class PlainEngine:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         for index, micro in enumerate(batch):
             with self.timers.part("forward"):
-                loss = self.model(micro.ids, micro.targets)
+                loss = self.model(*micro.inputs)
             loss_sum += loss.detach()
             refused = index == len(batch) - 1 and self.veto is not None and self.veto(float(loss_sum) / max(1, tokens))
             with self.timers.part("backward"):
@@ -109,7 +109,7 @@ class PlainEngine:
         loss_sum, tokens = 0.0, 0
         with torch.no_grad(), evaluation_mode(self.model):
             for micro in batches:
-                loss_sum += float(self.model(micro.ids, micro.targets))
+                loss_sum += float(self.model(*micro.inputs))
                 tokens += trained_tokens([micro])
         return loss_sum, tokens
 

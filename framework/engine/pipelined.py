@@ -20,7 +20,7 @@ from deepspeed.runtime.pipe.module import PipelineModule
 from torch import Tensor
 
 from framework.config.schema import Config
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine.engine import StepOut, evaluation_mode, trained_tokens
 from framework.engine.instructions import Instructions, Recorder, bubble
 from framework.engine.optim import set_rate
@@ -52,6 +52,7 @@ class PipelinedEngine(DeepSpeedEngine):
         super().__init__(module, config, settings, groups)
         self.bounds = bounds
         self.loss: Any = module.loss_fn
+        self.stage: Any = next(part for part in module.modules() if hasattr(part, "starts"))  # a parallel/pipeline.Stage
         self.counts = self.engine.is_last_stage() and groups.place.tensor == 0
         self._norm: Tensor | None = None
         self._shape: torch.Size | None = None
@@ -70,7 +71,7 @@ class PipelinedEngine(DeepSpeedEngine):
         scale = self.loss_scale()
         # DeepSpeed takes the mean over micro-batches and over data ranks.
         self.loss.begin(self.data_ranks * len(batch) / max(1, tokens), self.device)
-        self._take_shapes(batch)
+        self._announce(batch)
         self.engine.train_batch(_pairs(batch))
         loss_sum = self._over_all(self.loss.total)
         norm = float(self.engine.get_global_grad_norm() if self._norm is None else self._norm)
@@ -81,7 +82,7 @@ class PipelinedEngine(DeepSpeedEngine):
         tokens, left = 0, iter(batches)
         with evaluation_mode(self.engine.module):
             while micros := list(islice(left, EVALUATED_AT_ONCE)):
-                self._take_shapes(micros)
+                self._announce(micros)
                 self.engine.eval_batch(_pairs(micros), reduce_output=None, bcast_loss=False, num_micro_batches=len(micros))
                 tokens += trained_tokens(micros)
         total = self._over_all(torch.stack((self.loss.total, self.loss.total.new_tensor(tokens))))
@@ -92,7 +93,7 @@ class PipelinedEngine(DeepSpeedEngine):
         given = MicroBatch(share, share, torch.arange(len(ids)))
         self.loss.begin(1.0, self.device)
         with evaluation_mode(self.engine.module), torch.no_grad():
-            self._take_shapes([given])
+            self._announce([given])
             # The loss is computed too, for nothing: without it DeepSpeed would add logits to its sum of losses.
             _, own = self.engine.eval_batch(_pairs([given]), return_logits=True, reduce_output=None, bcast_loss=False, num_micro_batches=1)
             shape = (*given.ids.shape, self.config.model.vocab_size)
@@ -133,8 +134,12 @@ class PipelinedEngine(DeepSpeedEngine):
 
         return noted
 
-    def _take_shapes(self, batch: Sequence[MicroBatch]) -> None:
-        """Stages tell each other the shape of what they send once; again if it changes, and each time where it differs inside a batch."""
+    def _announce(self, batch: Sequence[MicroBatch]) -> None:
+        """What this stage has to know of the micro-batches that will come through it: where documents begin in each, and their shapes.
+
+        Stages tell each other the shape of what they send once; again if it changes, and each time where it differs inside a batch.
+        """
+        self.stage.starts = iter([micro.starts for micro in batch])
         shapes = {micro.ids.shape for micro in batch}
         self.engine.dynamic_shape = len(shapes) > 1
         if shapes != {self._shape}:

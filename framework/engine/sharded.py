@@ -19,7 +19,7 @@ from deepspeed.runtime.pipe.module import PipelineModule
 from torch import Tensor, nn
 
 from framework.config.schema import Config
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine.axes import Axes
 from framework.engine.engine import StepOut, clip, do_nothing, evaluation_mode, trained_tokens
 from framework.engine.optim import make_optimizer, set_rate
@@ -75,7 +75,7 @@ class DeepSpeedEngine:
         for index, micro in enumerate(batch):
             last = index == len(batch) - 1
             with self.timers.part("forward"):
-                loss = self.engine(micro.ids, micro.targets)
+                loss = self.engine(*micro.inputs)
             loss_sum += loss.detach()
             refused = last and self._refused(loss_sum, tokens)
             with self.timers.part("backward"):
@@ -94,7 +94,7 @@ class DeepSpeedEngine:
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         with torch.no_grad(), evaluation_mode(self.engine):
             for micro in batches:
-                total[0] += self.engine(micro.ids, micro.targets)
+                total[0] += self.engine(*micro.inputs)
                 total[1] += trained_tokens([micro])
         dist.all_reduce(total, group=self.data_group)
         return float(total[0]), int(total[1])

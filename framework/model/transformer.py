@@ -16,6 +16,7 @@ from framework.model.fork import Fork
 from framework.model.loss import TokenLoss
 from framework.model.mlp import make_mlp
 from framework.model.norm import make_norm
+from framework.model.places import Places, document_mask
 
 
 class Block(nn.Module):
@@ -29,18 +30,19 @@ class Block(nn.Module):
         self.mlp = make_mlp(model)
         self.dropout: nn.Module = nn.Dropout(model.dropout)
 
-    def forward(self, hidden: Tensor, rotation: rope.Rotation | None) -> Tensor:
+    def forward(self, hidden: Tensor, places: Places) -> Tensor:
         """[batch, seq, hidden] -> [batch, seq, hidden]."""
-        hidden = hidden + self.dropout(self.attention(self.attn_norm(hidden), rotation))
+        hidden = hidden + self.dropout(self.attention(self.attn_norm(hidden), places))
         return hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
 
 
 class Positions(nn.Module):
     """Where the tokens stand that this model is given: a place that a part of the sequence takes."""
 
-    def forward(self, length: int, device: torch.device) -> Tensor:
-        """[length], counted from 0."""
-        return torch.arange(length, device=device)
+    def forward(self, length: int, device: torch.device, starts: Tensor | None = None) -> Tensor:
+        """[length], counted from 0; with `starts`, as of MicroBatch, [batch, length], counted in each document from its first token."""
+        places = torch.arange(length, device=device)
+        return places if starts is None else places - starts
 
 
 class Transformer(nn.Module):
@@ -68,16 +70,21 @@ class Transformer(nn.Module):
         if self.settings.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, targets: Tensor | None = None, starts: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """Logits, or with `targets` the loss.
 
         `ids` [batch, seq] -> logits [batch, seq, vocab]; with `targets` [batch, seq] -> the sum of the tokens' cross
-        entropies (loss.token_loss_sum), an fp32 scalar. `positions`, [seq] or [batch, seq], are those of `self.positions` when left out.
+        entropies (loss.token_loss_sum), an fp32 scalar. With `starts` the documents in a row know nothing of each other: [batch, seq],
+        for each token the place at which its document begins. `positions`, [seq] or [batch, seq], are those of `self.positions` when
+        left out.
         """
-        places: Tensor = self.positions(ids.shape[1], ids.device) if positions is None else positions
-        hidden, rotation = self.embed(ids, places), self.rotation(places)
+        counted: Tensor = self.positions(ids.shape[1], ids.device, starts) if positions is None else positions
+        hidden = self.embed(ids, counted)
+        places = self.places(counted, starts, hidden.dtype)
         for layer in self.layers:
-            hidden = layer(hidden, rotation)
+            hidden = layer(hidden, places)
         return self.read_out(hidden, targets)
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -97,8 +104,17 @@ class Transformer(nn.Module):
         (logits,) = self.fork(self.final_norm(hidden))
         return logits
 
+    def places(self, positions: Tensor, starts: Tensor | None, dtype: torch.dtype) -> Places:
+        """What every block needs to know beside the residual stream, whose type is `dtype`."""
+        rotation = self.rotation(positions)
+        if starts is None:
+            return Places(rotation, None)
+        device = positions.device.type
+        autocast = torch.is_autocast_enabled(device)  # then queries are of its type, whatever the stream's
+        return Places(rotation, document_mask(starts, torch.get_autocast_dtype(device) if autocast else dtype))
+
     def rotation(self, positions: Tensor) -> rope.Rotation | None:
-        """What every block needs to know of the positions; None where they are learned."""
+        """How far each position turns; None where they are learned."""
         if self.settings.position == "learned":
             return None
         turns = rope.frequencies(self.settings.head_width, self.settings.rope_theta, positions.device)

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from framework.model.attention import Attention
 from framework.model.loss import TokenLoss
 from framework.model.mlp import GELU, SwiGLU
 from framework.model.norm import LayerNorm, RMSNorm
-from framework.model.transformer import Transformer
+from framework.model.transformer import Block, Transformer
 
 PARTS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("attention", (Attention,)),
@@ -52,6 +53,8 @@ class SavedActivations:
             if part is not None:
                 self._stack.callback(module.register_forward_pre_hook(self._entering(part)).remove)
                 self._stack.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
+            if isinstance(module, Block):
+                self._stack.callback(module.register_forward_hook(self._given).remove)
             region = getattr(module.forward, "region", None)
             if region is not None:  # whose own hooks stand before ours
                 region.observer = self._pack
@@ -65,19 +68,28 @@ class SavedActivations:
     def _entering(self, part: str) -> Callable[..., None]:
         return lambda *_: self._around.append(part)
 
+    def _given(self, _: nn.Module, inputs: Any, output: Any) -> None:
+        """What all blocks share: a block that is computed again does not save it, and yet it is held."""
+        for shared in tree_leaves(inputs[1]):
+            if isinstance(shared, Tensor):
+                self._note(shared)
+
     def _leaving(self, *_: Any) -> None:
         self._around.pop()
 
     def _pack(self, saved: Tensor) -> Tensor:
         self._forward = True
+        self._note(saved)
+        return saved
+
+    def _note(self, saved: Tensor) -> None:
         storage = saved.untyped_storage()
         key = storage._cdata
         if key in self._live or not (saved.is_floating_point() or saved.dtype == torch.bool) or _is_weight(saved):
-            return saved
+            return
         part = "cast" if _is_cast_weight(saved) else self._around[-1]
         self._live[key] = part, storage.nbytes()
         weakref.finalize(storage, self._live.pop, key)
-        return saved
 
     def _unpack(self, saved: Tensor) -> Tensor:
         if self._forward:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from framework.model.attention import Attention
+from framework.model.places import Places
 from framework.model.transformer import Positions, Transformer
 from framework.topology import collectives
 
@@ -25,15 +26,18 @@ class HeadExchange(nn.Module):
         super().__init__()
         self.core, self.group = core, group
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[batch, seq / ranks, heads, head_dim], key and value with as many heads or fewer -> the shape of query."""
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, places: Places) -> Tensor:
+        """[batch, seq / ranks, heads, head_dim], key and value with as many heads or fewer -> the shape of query.
+
+        The rotation in `places` is of the slice, the mask of the whole sequence.
+        """
         ranks = dist.get_world_size(self.group)
         copies = ranks // math.gcd(key.shape[2], ranks)  # of each key and value head, where there are too few to share
         key, value = (few.repeat_interleave(copies, dim=2) if copies > 1 else few for few in (key, value))
         shares = [heads.unflatten(2, (ranks, -1)) for heads in (query, key, value)]
         widths = [share.shape[3] for share in shares]
         whole = collectives.heads_for_sequence(torch.cat(shares, dim=3).flatten(2, 3), self.group)  # one exchange for all three
-        return collectives.sequence_for_heads(self.core(*whole.split(widths, dim=2)), self.group)
+        return collectives.sequence_for_heads(self.core(*whole.split(widths, dim=2), places), self.group)
 
 
 class SlicePositions(Positions):
@@ -41,11 +45,12 @@ class SlicePositions(Positions):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self.first = dist.get_rank(group)
+        self.group = group
 
-    def forward(self, length: int, device: torch.device) -> Tensor:
-        """[length], which is the length of the slice."""
-        return super().forward(length, device) + self.first * length
+    def forward(self, length: int, device: torch.device, starts: Tensor | None = None) -> Tensor:
+        """[length] or [batch, length], which is the length of the slice; `starts` are of the whole sequence."""
+        whole = super().forward(length * dist.get_world_size(self.group), device, starts)
+        return collectives.own_slice(whole, self.group, axis=-1)
 
 
 def divide(model: Transformer, group: dist.ProcessGroup) -> None:

@@ -1,16 +1,18 @@
 """Pipeline parallel: each stage has some blocks in a row; the first one also embeds, the last one also reads out.
 
-Nothing but the hidden state travels between stages (Huang et al. 2019): positions follow from its length, so each stage makes
-its own rotation. Tied embeddings are two copies, one on each end: both carry the embedding's name in `.logical`, the
-last stage's is not the primary one. DeepSpeed's PipelineModule is given one layer for each stage, which is cut by us.
+Nothing but the hidden state travels between stages (Huang et al. 2019): positions follow from its length, and where documents
+begin each stage reads in its own copy of the micro-batch. Tied embeddings are two copies, one on each end: both carry the
+embedding's name in `.logical`, the last stage's is not the primary one. DeepSpeed's PipelineModule is given one layer for each
+stage, which is cut by us.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import torch
 from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule, TiedLayerSpec
@@ -69,6 +71,8 @@ class Stage(nn.Module):
         """`model` has been through `keep`; `slices` is the number of ranks that share a sequence between split layers."""
         super().__init__()
         self.model, self.cut, self.slices = model, cut, slices
+        self.starts: Iterator[Tensor | None] = repeat(None)
+        """Those of the micro-batches to come, as of MicroBatch: every schedule of a pipeline sends them forward in their order."""
 
     def forward(self, received: Tensor) -> Tensor:
         """First stage: ids [batch, seq]; others: hidden state [batch, seq / slices, hidden].
@@ -77,11 +81,12 @@ class Stage(nn.Module):
         """
         model = self.model
         length = received.shape[1] * (1 if self.cut.first else self.slices)
-        positions = model.positions(length, received.device)
+        starts = next(self.starts)
+        positions = model.positions(length, received.device, starts)
         hidden = model.embed(received, positions) if self.cut.first else received
-        rotation = model.rotation(positions)
+        places = model.places(positions, starts, hidden.dtype)
         for index in self.cut.blocks:
-            hidden = model.layers[index](hidden, rotation)
+            hidden = model.layers[index](hidden, places)
         return model.head(hidden) if self.cut.last else hidden
 
 

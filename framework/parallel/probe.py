@@ -62,10 +62,12 @@ class Probe:
             model.to(self.dtype)
         size, length = config.batch.micro, config.data.seq_length // config.parallel.context
         self.ids = (torch.arange(size * length, device=self.device) % config.model.vocab_size).view(size, length)
-        self.positions = model.positions(length, self.device)
+        whole = torch.zeros(size, config.data.seq_length, dtype=torch.int64, device=self.device)
+        starts = whole if config.data.documents == "apart" else None
+        self.positions = model.positions(length, self.device, starts)
         with self._precision():
             self.hidden = model.embed(self.ids, self.positions).detach().requires_grad_()
-        self.rotation = model.rotation(self.positions)
+            self.places = model.places(self.positions, starts, self.hidden.dtype)
 
     def times(self) -> Times:
         """Medians over a few passes."""
@@ -104,7 +106,7 @@ class Probe:
         return self.model.embed(self.ids, self.positions)
 
     def _block(self) -> Tensor:
-        return self.model.layers[0](self.hidden, self.rotation)
+        return self.model.layers[0](self.hidden, self.places)
 
     def _read_out(self) -> Tensor:
         return self.model.read_out(self.hidden, self.ids)

@@ -79,7 +79,7 @@ class Apart(nn.Module):
         super().__init__()
         self.module, self.streams = module, streams
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Any) -> Tensor:
         if not self.training:
             return self.module(*inputs)  # type: ignore[no-any-return]
         with self.streams.drawing(APART):

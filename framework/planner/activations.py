@@ -32,7 +32,8 @@ ACCELERATOR = Kernels(fused_norm=True, mask=1, flash_dropout=True)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of one sample on one rank: `tokens` it computes with, `slice` of them between the split layers, widths of its parts."""
+    """Numbers of one sample on one rank: `tokens` it computes with, `slice` of them between the split layers, widths of its parts;
+    whether model/attention.py repeats grouped heads."""
 
     tokens: int
     slice: int
@@ -42,7 +43,7 @@ class Sizes:
     heads: int
     wide: int
     vocabulary: int
-    grouped: bool
+    repeated: bool
 
     @staticmethod
     def of(config: Config) -> Sizes:
@@ -60,8 +61,13 @@ class Sizes:
             heads=model.num_heads // (tensor * context),
             wide=model.ffn_hidden_size // tensor,
             vocabulary=-(-model.vocab_size // tensor),
-            grouped=model.num_heads // tensor > keys * copies,
+            repeated=model.num_heads // tensor > keys * copies and (config.precision.dtype == "fp32" or apart(config)),
         )
+
+
+def apart(config: Config) -> bool:
+    """Whether the documents in one sample know nothing of each other."""
+    return config.data.documents == "apart"
 
 
 def element(config: Config) -> int:
@@ -107,8 +113,7 @@ def _attention(config: Config, kernels: Kernels) -> dict[str, int]:
     if config.model.dropout > 0 and not kernels.flash_dropout:
         weights = sizes.heads * sizes.sequence**2 * FLOAT
         return {"heads": 3 * queries * FLOAT, "scores": 3 * weights, "mixed": mixed}  # softmax, mask, and what is left
-    if sizes.grouped and config.precision.dtype == "fp32":
-        # model/attention.py repeats grouped heads in fp32. What context ranks have exchanged is kept whole beside that.
+    if sizes.repeated:  # what context ranks have exchanged is kept whole beside that
         heads = 3 * queries + (2 * keys if exchanged else 0)
     else:
         heads = queries + 2 * keys
@@ -203,8 +208,19 @@ def cast_head(config: Config) -> int:
     return 0 if "head" in config.recompute.modules else element(config) * config.model.hidden_size * Sizes.of(config).vocabulary
 
 
-def rotation(config: Config) -> int:
-    """Bytes of the cosines and sines of rotary positions, the same for all samples of a micro-batch."""
+def shared(config: Config) -> int:
+    """Bytes of what all samples of a micro-batch and all blocks share: the rotation, where all positions count from the row's start."""
+    return 0 if apart(config) else _rotation(config)
+
+
+def places(config: Config) -> int:
+    """Bytes of what all blocks share of one sample (model/places.py): where documents are apart its rotation, and the mask, which is
+    of the whole sequence on every context rank."""
+    return _rotation(config) + Sizes.of(config).sequence ** 2 * element(config) if apart(config) else 0
+
+
+def _rotation(config: Config) -> int:
+    """Cosines and sines of half a head each."""
     return 0 if config.model.position == "learned" else Sizes.of(config).tokens * config.model.head_width * FLOAT
 
 

@@ -40,17 +40,17 @@ def working(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[
     """The books of a step's work."""
     found = {"gathered": gathered(config, rank), "buckets": _buckets(config, rank)}
     found |= {book: config.batch.micro * nbytes for book, nbytes in moving(config, rank, kernels).items()}
-    found["activations"] += rank.in_flight * activations.rotation(config)
+    found["activations"] += rank.in_flight * activations.shared(config)
     return {book: nbytes for book, nbytes in found.items() if nbytes}
 
 
 def moving(config: Config, rank: Rank, kernels: Kernels = ACCELERATOR) -> dict[str, int]:
-    """The books that grow with batch.micro_size (activations but for rotary positions), of micro-batches of one sample."""
+    """The books that grow with batch.micro_size (activations but for what its samples share), of micro-batches of one sample."""
     blocks = range(*rank.bounds[rank.stage])
     plain = sum(activations.block(config, kernels).values())
     less = sum(activations.kept(config, kernels, config.recompute).values())
     every = config.recompute.every if config.recompute.granularity == "full" else 1
-    each = sum(less if index % every == 0 else plain for index in blocks)
+    each = sum(less if index % every == 0 else plain for index in blocks) + activations.places(config)
     each += activations.entrance(config, kernels) if rank.first else 0
     each += activations.exit_(config, kernels) if rank.last else 0
     return {

@@ -94,10 +94,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Books:
-    """Of one stage and one choice of recompute: bytes that one sample adds (`rotation`: a micro-batch), and its pace."""
+    """Of one stage and one choice of recompute: bytes that one sample adds (`shared`: a micro-batch), and its pace."""
 
     each: int
-    rotation: int
+    shared: int
     logits: int
     work: int
     state: int
@@ -207,7 +207,7 @@ class Search:
             work = {
                 **ledger.device,
                 "buckets": fixed + leaf.micro * memory.handed(rank, one.state),
-                "activations": rank.in_flight * (leaf.micro * one.each + one.rotation),
+                "activations": rank.in_flight * (leaf.micro * one.each + one.shared),
                 "logits": leaf.micro * one.logits,
                 "temporaries": leaf.micro * one.work,
             }
@@ -235,8 +235,8 @@ class Search:
     def _books(self, config: Config, rank: Rank) -> Books:
         work = memory.moving(config, rank, self.kernels)
         state, blocks = memory.state(config), memory.each_of(config, rank, self.kernels)
-        pace, rotation = pace_of(config, rank, self.site), activations.rotation(config)
-        return Books(work["activations"], rotation, work["logits"], work["temporaries"], state, blocks, pace)
+        pace, shared = pace_of(config, rank, self.site), activations.shared(config)
+        return Books(work["activations"], shared, work["logits"], work["temporaries"], state, blocks, pace)
 
     def _offence(self, config: Config, data: int, micro: int) -> str:
         """What the rule of the global batch says of a micro-batch."""

@@ -130,7 +130,7 @@ def _corpus(config: Config, kept: Config) -> tuple[Corpus, bool]:
         files = [TokenFile(path) for entry in config.data.files for path in matching("data.files", entry)]
         for file in files:
             refuse_larger_vocabulary(file, kept.model.vocab_size)
-        corpus = Corpus(files, kept.data.seq_length)
+        corpus = Corpus(files, kept.data.seq_length, apart=kept.data.documents == "apart")
         if not len(corpus):
             got = f"files with fewer than {kept.data.seq_length + 1} tokens each"
             raise ConfigError("data.files", got, "at least one sample of the run's data.seq_length and one token more")

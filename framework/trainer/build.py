@@ -17,8 +17,9 @@ from framework.base.log import Log
 from framework.checkpoint.writer import Writer
 from framework.config import identity, parameters
 from framework.config.schema import Config
+from framework.data.pack import MicroBatch
 from framework.data.prepare import Corpora, open_corpora
-from framework.data.stream import MicroBatch, StreamSettings, TrainingStream, default_workers, validation_batches
+from framework.data.stream import StreamSettings, TrainingStream, default_workers, validation_batches
 from framework.data.tokens import Corpus
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.engine import PlainEngine

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from framework.base.errors import DataError
-from framework.data.stream import MicroBatch, TrainingStream
+from framework.data.pack import MicroBatch
+from framework.data.stream import TrainingStream
 from framework.engine.engine import trained_tokens
 from framework.topology.groups import Groups
 from framework.topology.timers import Timers

@@ -10,8 +10,8 @@ from typing import Any
 
 import xxhash
 
+from framework.data.pack import MicroBatch
 from framework.data.prepare import decode
-from framework.data.stream import MicroBatch
 from framework.engine import state
 from framework.infer.sample import sample
 from framework.monitor.console import Console

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from framework.config.schema import Config
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine.engine import PlainEngine, StepOut
 from framework.engine.sharded import DeepSpeedEngine
 from framework.monitor.runfile import End

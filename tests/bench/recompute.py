@@ -17,8 +17,9 @@ import torch
 
 from framework.config.compose import compose
 from framework.config.schema import Config
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine.optim import make_optimizer
+from framework.model.places import Places
 from framework.model.transformer import Transformer
 from framework.parallel.apply import make_model
 from framework.parallel.probe import Meter, plain_block
@@ -97,9 +98,9 @@ def theory(config: Config) -> Theory:
     model: Transformer = plain_block(config, CPU)
     tokens, width, wide = config.batch.micro_size * config.data.seq_length, config.model.hidden_size, config.model.ffn_hidden_size
     hidden = torch.zeros(config.batch.micro_size, config.data.seq_length, width, requires_grad=True)
-    rotation = model.rotation(model.positions(config.data.seq_length, CPU))
+    places = Places(model.rotation(model.positions(config.data.seq_length, CPU)), None)
     meter = Meter(model.layers[0], model)
-    meter(hidden, rotation)
+    meter(hidden, places)
     nbytes = 4 * tokens * width
     attention = 2 * config.data.seq_length * width  # q k^T and the mix, for a token
     forward = 4 * width * width + 3 * width * wide + attention

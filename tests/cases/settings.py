@@ -289,6 +289,7 @@ TABLE: dict[str, Leaf] = {
     "data.val_files": Leaf(["TMP/two"], "plain", lambda s: [f.path for f in held_out(s).files]),
     "data.val_fraction": Leaf(0.25, "llama", lambda s: 1 - s.corpora.spans[0][1] / s.corpora.files[0].num_tokens),
     "data.seq_length": Leaf(12, "llama", lambda s: s.watch.turns[0].batch[0].targets.shape[1]),
+    "data.documents": Leaf("apart", "llama", lambda s: "joined" if s.watch.turns[0].batch[0].starts is None else "apart"),
     "data.shuffle": Leaf(False, "llama", lambda s: not in_order(s)),
     "data.text": Leaf("bytes", "bytes", lambda s: {"byte": "bytes", "token": "none"}[re.findall(r"nats/(\w+)", s.screen)[0]]),
     "data.synthetic_tokens": Leaf(8000, "llama", lambda s: s.corpora.files[0].num_tokens),

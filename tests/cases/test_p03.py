@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from framework.config.schema import Optimizer
-from framework.data.stream import IGNORE, MicroBatch
+from framework.data.pack import IGNORE, MicroBatch
 from framework.engine.engine import StepOut, trained_tokens
 from framework.topology.grid import Grid
 from framework.topology.groups import Groups, connect, make_groups

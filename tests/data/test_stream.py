@@ -20,7 +20,8 @@ import torch
 
 from framework.base.errors import DataError, RunError
 from framework.data import stream as stream_module
-from framework.data.stream import IGNORE, MicroBatch, StreamSettings, TrainingStream, default_workers, validation_batches
+from framework.data.pack import IGNORE, MicroBatch
+from framework.data.stream import StreamSettings, TrainingStream, default_workers, validation_batches
 from framework.data.tokens import Corpus, TokenFile, write_tokens
 from tests.bench import data as data_bench
 
@@ -106,6 +107,51 @@ def test_context_ranks_read_slices_of_the_same_samples(tmp_path: Path, workers: 
     assert all(torch.equal(slice_.indices, whole.indices) for slice_ in slices)
     held_out = [next(validation_batches(corpus, replace(settings, context_rank=rank, context_size=2), 0, CPU)) for rank in (0, 1)]
     assert torch.equal(torch.cat([batch.ids for batch in held_out], dim=1), next(validation_batches(corpus, settings, 0, CPU)).ids)
+
+
+DOCUMENTS = [5, 7, 1, 1, 3, 12, 2, 9]
+ROW = 12
+
+
+def documents_of(folder: Path) -> Corpus:
+    """Tokens 0, 1, 2, ... in documents of 5, 7, 1, ... tokens: three rows of twelve."""
+    ends = np.cumsum(DOCUMENTS)
+    write_tokens(folder / "apart", np.split(np.arange(ends[-1]), ends[:-1]), np.dtype("int32"))
+    return Corpus([TokenFile(str(folder / "apart"))], ROW, apart=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("context", [1, 2, 4])
+def test_documents_apart(tmp_path: Path, context: int, workers: int) -> None:
+    """By hand: 5 and 7 tokens; 1, 1, 3 and seven of 12; the last five of those, 2, and five of 9."""
+    wanted_starts = [[0] * 5 + [5] * 7, [0, 1, 2, 2, 2] + [5] * 7, [0] * 5 + [5, 5] + [7] * 5]
+    without_loss = [[4, 11], [0, 1, 4], [4, 6]]
+    corpus, settings = documents_of(tmp_path), replace(SETTINGS, shuffle=False, micro_size=3, workers=workers, context_size=context)
+    found = []
+    for rank in range(context):
+        [[micro]] = take(TrainingStream(corpus, replace(settings, context_rank=rank), CPU), 0, 1)
+        held_out = next(validation_batches(corpus, replace(settings, context_rank=rank), 0, CPU))
+        for name in ("ids", "targets", "starts"):
+            assert torch.equal(getattr(micro, name), getattr(held_out, name))
+            assert getattr(micro, name).dtype == torch.int64
+            assert getattr(micro, name).is_contiguous()
+        assert micro.starts is not None
+        assert micro.starts.tolist() == wanted_starts  # on every context rank of the whole rows
+        assert [micro.ids, micro.targets, micro.starts] == [*micro.inputs]
+        found.append(micro)
+    ids, targets = (torch.cat([getattr(micro, name) for micro in found], dim=1).tolist() for name in ("ids", "targets"))
+    assert ids == [list(range(row * ROW, (row + 1) * ROW)) for row in range(3)]
+    for row in range(3):
+        assert targets[row] == [IGNORE if place in without_loss[row] else row * ROW + place + 1 for place in range(ROW)]
+
+
+def test_joined_rows_carry_nothing_more(tmp_path: Path) -> None:
+    corpus = documents_of(tmp_path)
+    joined = Corpus(corpus.files, ROW)
+    [[micro]] = take(TrainingStream(joined, replace(SETTINGS, shuffle=False), CPU), 0, 1)
+    assert micro.starts is None
+    assert len(micro.inputs) == 2
+    assert not (micro.targets == IGNORE).any()
 
 
 def test_rows_past_the_end_keep_their_ids_in_a_micro_batch_of_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from framework.base.errors import DataError
-from framework.data.tokens import Corpus, TokenFile, dtype_for, write_tokens
+from framework.data.tokens import Corpus, TokenFile, dtype_for, write_index, write_tokens
 
 # Megatron's dtype codes with the letters that struct knows them by.
 WHOLE = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
@@ -60,6 +60,53 @@ def test_documents_of_several_sequences_and_empty_ones(tmp_path: Path) -> None:
     Path(f"{prefix}.idx").write_bytes(pack_index(8, [3, 1, 4], [0, 2, 2, 3, 3], 2))
     file = TokenFile(str(prefix))
     assert (file.num_documents, file.document_starts.tolist()) == (4, [0, 4, 4, 8])
+
+
+def test_starts_of_documents_are_those_that_a_plain_walk_finds(tmp_path: Path) -> None:
+    """Documents of several sequences and of none, at the beginning, in a row, across samples and at the end; two spans, two files."""
+    generator = np.random.default_rng(1)
+    files = []
+    for number, (empty_first, documents) in enumerate([(True, 40), (False, 23)]):
+        lengths = generator.integers(0, 5, 90).tolist()
+        first = sorted(generator.choice(90, documents, replace=True).tolist())  # the same twice: an empty document between
+        first = [0, 0, *first, 90, 90] if empty_first else [0, *first, 90]
+        prefix = tmp_path / f"{number}"
+        Path(f"{prefix}.bin").write_bytes(struct.pack(f"<{sum(lengths)}H", *range(sum(lengths))))
+        Path(f"{prefix}.idx").write_bytes(pack_index(8, lengths, first, 2))
+        files.append(TokenFile(str(prefix)))
+    spans = [(7, files[0].num_tokens - 3), (0, files[1].num_tokens)]
+    corpus = Corpus(files, 6, spans, apart=True)
+    wanted = []
+    for file, (begin, end) in zip(files, spans, strict=True):
+        starts = set(file.document_starts.tolist())
+        for start in range(begin, end - 6, 6):
+            row, document = [], 0
+            for place in range(7):
+                document = place if start + place in starts else document
+                row.append(document)
+            wanted.append(row)
+    everything = np.arange(len(corpus))
+    assert corpus.read_starts(everything).tolist() == wanted
+    assert corpus.read_starts(everything[::-3]).tolist() == wanted[::-3]
+    assert pickle.loads(pickle.dumps(corpus)).read_starts(everything).tolist() == wanted
+
+
+def test_starts_are_found_without_a_copy_of_the_index(tmp_path: Path) -> None:
+    """Two million documents, whose starts alone are 16 MB."""
+    count = 2_000_000
+    Path(f"{tmp_path / 'many'}.bin").write_bytes(bytes(3 * count))
+    with open(tmp_path / "many.idx", "wb") as index:
+        write_index(index, np.full(count, 3, np.int32), np.dtype("uint8"))
+    corpus = Corpus([TokenFile(str(tmp_path / "many"))], 8, apart=True)
+    tracemalloc.start()
+    try:
+        rows = corpus.read_starts(np.array([0, 1, 250_000, len(corpus) - 1]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+    for position, row in zip([0, 1, 250_000, len(corpus) - 1], rows.tolist(), strict=True):
+        assert row == [max(0, (8 * position + place) // 3 * 3 - 8 * position) for place in range(9)]
 
 
 def test_names_with_dots_keep_them(tmp_path: Path) -> None:
@@ -242,6 +289,6 @@ def test_fingerprint_tells_data_apart(tmp_path: Path) -> None:
     write_tokens(tmp_path / "documents", [np.arange(0, 40), np.arange(40, 100)], np.dtype("int32"))
     write_tokens(tmp_path / "dtype", [np.arange(0, 100)], np.dtype("uint16"))
     write_tokens(tmp_path / "token", [np.where(np.arange(100) == 57, 3, np.arange(100))], np.dtype("int32"))
-    others = [Corpus([file], 6), Corpus([file], 5, [(0, 99)]), Corpus([file, file], 5)]
+    others = [Corpus([file], 6), Corpus([file], 5, [(0, 99)]), Corpus([file, file], 5), Corpus([file], 5, apart=True)]
     others += [Corpus([TokenFile(str(tmp_path / name))], 5) for name in ("documents", "dtype", "token")]
-    assert len({original, *(other.fingerprint() for other in others)}) == 7
+    assert len({original, *(other.fingerprint() for other in others)}) == 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from tests.engine import tiny
 from tests.engine.tiny import Form, Layout
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from framework.checkpoint.state import dtype_name
 from framework.config import parameters
 from framework.config.schema import Batch, Config, Model, Optimizer, Precision, Zero
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine import state
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.engine import PlainEngine, StepOut, trained_tokens

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from framework.base.errors import ConfigError
 from framework.config.check import check
 from framework.config.schema import Batch, Config, Model, Optimizer, Precision, Schedule, Zero
-from framework.data.stream import IGNORE, MicroBatch
+from framework.data.pack import IGNORE, MicroBatch
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.engine import PlainEngine
 from framework.engine.sharded import DeepSpeedEngine, settler

@@ -15,6 +15,7 @@ from framework.base.errors import ConfigError
 from framework.config import schema
 from framework.config.schema import Recompute
 from framework.model import recompute
+from framework.model.places import Places
 from framework.model.recompute import KINDS
 from framework.model.transformer import Transformer
 from framework.topology.random import Streams
@@ -100,9 +101,9 @@ def watching() -> Iterator[dict[int, int]]:
 def test_a_block_keeps_its_input_alone() -> None:
     net = with_regions(LLAMA, Recompute("full"))
     hidden = torch.randn(BATCH, SEQUENCE, H, requires_grad=True)
-    rotation = net.rotation(torch.arange(SEQUENCE))
+    places = Places(net.rotation(torch.arange(SEQUENCE)), None)
     with watching() as found:
-        net.layers[0](hidden, rotation)
+        net.layers[0](hidden, places)
     found.pop(hidden.untyped_storage().data_ptr())
     assert sum(found.values()) == 0
 

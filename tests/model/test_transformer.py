@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from framework.config import schema
 from framework.model.loss import IGNORE
+from framework.model.places import Places
 from framework.model.transformer import Block, Transformer, compile_blocks
 
 Weights = dict[str, Tensor]
@@ -146,7 +147,7 @@ def test_pieces_make_the_whole(family: schema.Model, scrambled: Scrambled, ids: 
     net, positions = scrambled(family), torch.arange(9)
     hidden = net.embed(ids, positions)
     for layer in net.layers:
-        hidden = layer(hidden, net.rotation(positions))
+        hidden = layer(hidden, Places(net.rotation(positions), None))
     assert torch.equal(net.lm_head(net.final_norm(hidden)), net(ids))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from framework.checkpoint.shards import Logical
 from framework.config.schema import Batch, Config, Model, Optimizer, Parallel, Schedule
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine.dsconfig import deepspeed_config
 from framework.engine.engine import PlainEngine
 from framework.engine.pipelined import PipelinedEngine
@@ -57,7 +57,7 @@ class Spread:
     def sliced(self, share: Iterable[MicroBatch], place: Place) -> list[MicroBatch]:
         """Of whole sequences what one context rank reads."""
         own = lambda whole: whole.chunk(self.context, dim=1)[place.context]  # noqa: E731
-        return [MicroBatch(own(micro.ids), own(micro.targets), micro.indices) for micro in share]
+        return [replace(micro, ids=own(micro.ids), targets=own(micro.targets)) for micro in share]
 
     def share(self, batch: Sequence[tuple[Tensor, Tensor]], place: Place) -> list[MicroBatch]:
         """What the rank at `place` reads of a global batch."""

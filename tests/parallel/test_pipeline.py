@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from framework.config.schema import Config, Model, Optimizer
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine.engine import PlainEngine, StepOut, trained_tokens
 from framework.engine.sharded import DeepSpeedEngine
 from framework.topology.grid import Place

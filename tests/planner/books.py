@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from framework.config.schema import Batch, Config, Data, Model, Precision, Recompute, Zero
 from framework.model import recompute
@@ -46,6 +47,17 @@ def config_of(model: Model, precision: Precision, choice: Recompute, micro: int,
     )
 
 
+def with_documents_apart(config: Config) -> Config:
+    return replace(config, data=replace(config.data, documents="apart"))
+
+
+def starts_of(config: Config) -> Tensor | None:
+    """Of a whole micro-batch: where documents are apart, one of three tokens and one behind it in each row."""
+    if config.data.documents == "joined":
+        return None
+    return (torch.arange(config.data.seq_length) >= 3).long().mul(3).expand(config.batch.micro, -1)
+
+
 def kept(saved: SavedActivations) -> int:
     return sum(nbytes for part, nbytes in saved.kept.items() if part not in BESIDE)
 
@@ -56,12 +68,12 @@ def measure(config: Config) -> Measured:
     recompute.apply(model, config.recompute, Streams(torch))  # type: ignore[arg-type]
     if config.precision.half_weights:
         model.to(torch.bfloat16)
-    size = config.batch.micro_size, config.data.seq_length
+    size, starts = (config.batch.micro, config.data.seq_length), starts_of(config)
     ids = torch.randint(config.model.vocab_size, size, generator=torch.Generator().manual_seed(1))
 
     def forward() -> Any:
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision.autocast):
-            return model(ids, ids)
+            return model(ids, ids, starts)
 
     saved = SavedActivations(model)
     saved.begin()

@@ -12,7 +12,7 @@ from framework.monitor.memory import SavedActivations
 from framework.planner import activations
 from framework.planner.activations import ACCELERATOR, CPU
 from tests.model.conftest import GPT2, LLAMA
-from tests.planner.books import CHOICES, beside, config_of, measure
+from tests.planner.books import CHOICES, beside, config_of, measure, with_documents_apart
 
 WIDE = Model(hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=2, ffn_hidden_size=172, vocab_size=512, max_positions=64)
 SHAPES = {
@@ -25,13 +25,14 @@ SHAPES = {
 PRECISIONS = {"fp32": Precision(), "bf16": Precision("bf16"), "bf16_autocast": Precision("bf16", autocast=True)}
 
 
+@pytest.mark.parametrize("documents", ["joined", "apart"])
 @pytest.mark.parametrize("precision", list(PRECISIONS))
 @pytest.mark.parametrize(("shape", "dropout"), [*((shape, 0.0) for shape in SHAPES), ("llama", 0.1), ("gpt2", 0.1)])
-def test_every_recompute_choice_keeps_what_the_paper_says(shape: str, precision: str, dropout: float) -> None:
+def test_every_recompute_choice_keeps_what_the_paper_says(shape: str, precision: str, dropout: float, documents: str) -> None:
     wrong = {}
     for name, choice in CHOICES.items():
         config = config_of(replace(SHAPES[shape], dropout=dropout), PRECISIONS[precision], choice, 2, 64)
-        found = measure(config)
+        found = measure(with_documents_apart(config) if documents == "apart" else config)
         error = found.paper.device["activations"] / found.activations - 1
         peak = found.paper.peak / (found.peak + beside(found.paper)) - 1
         if abs(error) > 0.05 or abs(peak) > 0.10:

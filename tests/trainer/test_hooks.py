@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from framework.config.schema import Batch, Config, Data, Eval, Monitor
-from framework.data.stream import MicroBatch
+from framework.data.pack import MicroBatch
 from framework.engine.engine import StepOut
 from framework.monitor.meters import EvalRecord
 from framework.topology.grid import Grid

@@ -12,7 +12,7 @@ import torch
 
 from framework.base.errors import DataError
 from framework.config.schema import Batch, Config
-from framework.data.stream import IGNORE, MicroBatch
+from framework.data.pack import IGNORE, MicroBatch
 from framework.engine.engine import StepOut
 from framework.topology.grid import Grid
 from framework.topology.groups import make_groups
